@@ -102,7 +102,12 @@ pub fn verdict(found: &Postmortem, trace: &dyn Requests) -> Verdict {
             titles.push(title);
         }
     }
-    let section = Section::new("verdict", format!("Verdict: {}", titles.join("; also ")));
+    let first = match worst.cause {
+        "" => titles[0].to_owned(),
+        cause => format!("{}: {cause}", titles[0]),
+    };
+    let others = titles[1..].iter().map(|title| format!("; also {title}"));
+    let section = Section::new("verdict", format!("Verdict: {first}{}", others.collect::<String>()));
     let section = match history::in_words(story).filter(|_| worst.kind != Kind::CannotTell) {
         Some(history) => section.fact("recording", "first", Value::text(history)),
         None => section,
@@ -112,7 +117,6 @@ pub fn verdict(found: &Postmortem, trace: &dyn Requests) -> Verdict {
         "" | "(no stack recorded)" => section,
         text => section.fact(name, label, Value::text(text)),
     };
-    let section = named(section, "cause", "cause", worst.cause);
     let section = named(section, "call_site", "where", &worst.site);
     let section = named(section, "confidence", "sure", &worst.sure);
     let mut section = match worst.fix {
@@ -129,7 +133,7 @@ pub fn verdict(found: &Postmortem, trace: &dyn Requests) -> Verdict {
             also.push(name);
         }
     }
-    Verdict { kind, also, section }
+    Verdict { kind, cause: worst.cause.to_owned(), also, section }
 }
 
 impl Finding {
@@ -327,20 +331,18 @@ impl Evidence<'_> {
         let role = self.facts.role(most);
         let of_role = held.sum(|holder| holder.role == most.role);
         let less = match role {
-            "activations" => "a smaller batch, or activation checkpointing (`torch.utils.checkpoint`)",
+            "activations" => "a smaller batch, or activation checkpointing",
             "activations of inference" => "a smaller batch, or shorter sequences",
-            "optimizer state" => "a smaller optimizer state (8-bit, SGD), or one that is sharded (FSDP, ZeRO)",
-            "gradients" | "parameters" | "weights" => "a smaller type (bfloat16), or sharding (FSDP, ZeRO)",
-            "KV cache" => "a smaller cache: fewer or shorter sequences, or a lower `gpu_memory_utilization`",
-            _ => "less of it",
+            "optimizer state" => "an 8-bit or sharded optimizer (FSDP, ZeRO)",
+            "gradients" | "parameters" | "weights" => "a smaller type, or sharding (FSDP, ZeRO)",
+            "KV cache" => "fewer or shorter sequences, or a lower `gpu_memory_utilization`",
+            _ => "less memory, or a larger card",
         };
-        let role = if role.starts_with("unknown") || role.is_empty() { String::new() } else { format!(" ({role})") };
-        format!(
-            "no allocator setting makes it fit; {} of {} in use is of one kind{role}, most at {}: {less}, or a larger card",
-            bytes(of_role),
-            bytes(held.bytes),
-            self.facts.site(most.site),
-        )
+        let of = match role.starts_with("unknown") || role.is_empty() {
+            true => format!("{} are asked for at {}", bytes(most.bytes), self.facts.site(most.site)),
+            false => format!("{} of {} are {role}", bytes(of_role), bytes(held.bytes)),
+        };
+        format!("{less}: {of}; no allocator setting makes it fit")
     }
 
     /// How the process ended, where that was no end of its own.
@@ -593,10 +595,9 @@ mod tests {
         assert_eq!(
             told,
             [
-                "Verdict: out of memory",
+                "Verdict: out of memory: other processes on the card",
                 "what: PyTorch could not get 30.00 MiB on cuda:0 at 4.0 µs: 8.00 MiB in use, 12.00 MiB more reserved, and \
                  others held 50.00 MiB of the device's 80.00 MiB",
-                "cause: other processes on the card",
                 "call_site: forward (/job/a.py:12)",
                 "confidence: certain: the driver's own figure at that moment, without what this process was given",
                 "fix: end or move the other processes (`gputrace oom` lists those that NVML names), or wait for them; \
@@ -621,12 +622,12 @@ mod tests {
         let kept = |step: usize| format!("block addr=k{step} bytes=1M requested=1M by=keep@/job/a.py:9\n");
         let scene = steps(kept);
         let told_of = told(&scene);
-        assert_eq!(told_of[0], "Verdict: memory grows");
+        assert_eq!(told_of[0], "Verdict: memory grows: results kept");
         assert!(told_of[1].starts_with("what: what this line holds grew to the end, by 7"), "{}", told_of[1]);
-        assert_eq!(told_of[2..4], ["cause: results kept", "call_site: keep (/job/a.py:9)"]);
+        assert_eq!(told_of[2..3], ["call_site: keep (/job/a.py:9)"]);
         assert_eq!(told_of.last().map(String::as_str), Some("next: gputrace leaks job/train.gtr"));
         let killed = told_with(&scene, Some(EventKind::Note("process.end=signal 9".into())));
-        assert_eq!(killed[0], "Verdict: memory grows");
+        assert_eq!(killed[0], "Verdict: memory grows: results kept");
         assert!(
             killed[1].ends_with("; the process was ended by signal 9 (SIGKILL), 299.0 µs after its start")
         );
@@ -684,10 +685,9 @@ mod tests {
             CaptureEnd stream=5 result=901
             TorchPoolEnd handle=1";
         let told = told(scene);
-        assert_eq!(told[0], "Verdict: a pool was left behind");
+        assert_eq!(told[0], "Verdict: a pool was left behind: no graph can use it");
         let what = "what: cuda:0: PyTorch's pool (1, 0) keeps 20.00 MiB that nobody can use: the capture into it failed";
-        let cause = "cause: abandoned pool of CUDA graphs";
-        assert_eq!(told[1..4], [what, cause, "call_site: warm_up (/job/serve.py:40)"]);
+        assert_eq!(told[1..3], [what, "call_site: warm_up (/job/serve.py:40)"]);
         assert_eq!(told.last().map(String::as_str), Some("next: gputrace leaks job/train.gtr"));
     }
 }

@@ -11,7 +11,7 @@ use gputrace_trace::words::{bytes, count};
 const LEAST: u64 = 50;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "abandoned pool of CUDA graphs",
+    name: "no graph can use it",
     kind: Kind::Abandoned,
     needs: "a private pool that was not released, and whose captures failed or whose graphs are gone",
     against: "a graph of the pool that can still be launched",

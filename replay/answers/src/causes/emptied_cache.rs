@@ -40,7 +40,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: Bytes(0),
         sure: "certain: each call is in the trace".into(),
         fix: Fix::words(
-            "remove the call, unless other processes or libraries need the memory in between: it lowers no peak of this one",
+            "remove the call, unless others need that memory: it lowers no peak",
             format!(
                 "saves {} in the driver, as measured",
                 time(Nanos(trims.given.time.0.saturating_add(again.time.0)))

@@ -16,7 +16,7 @@ use gputrace_trace::words::{bytes, count};
 const WORTHWHILE: u64 = 20;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "sizes that change (external fragmentation)",
+    name: "sizes that keep changing",
     kind: Kind::Wasted,
     needs: "segments that were bought although as much was unused",
     against: "free memory on streams that no later request uses",

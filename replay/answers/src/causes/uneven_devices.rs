@@ -8,7 +8,7 @@ use gputrace_report::sections::balance;
 use gputrace_trace::words::bytes;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "one device holds more than another",
+    name: "work gathered on one of them",
     kind: Kind::Uneven,
     needs: "two devices that one process uses, and a line that held more on one of them",
     against: "caches, and what libraries take on each device",

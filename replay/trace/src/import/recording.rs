@@ -20,7 +20,7 @@ use gputrace_sim::simulator::{Observer, run};
 
 use super::Trace;
 use super::host::{HostAction, HostEvent};
-use super::snapshot::{Extras, ImportError, NO_HISTORY, Snapshot, read_with_extras};
+use super::snapshot::{Extras, ImportError, Snapshot, read_with_extras};
 use crate::{Before, Recording};
 
 /// `cudaErrorNotReady`, cuda.h.
@@ -102,7 +102,8 @@ fn record(Snapshot { trace, extras, host, stacks: known }: &Snapshot) -> Recordi
 /// What a device's history does not hold, as a note that [`crate::Before`] reads.
 fn before(stream: &OpStream) -> Option<String> {
     let n_before = stream.initial_allocs.len() as u64;
-    let has_history = !matches!(&stream.history, History::Broken(why) if why == NO_HISTORY);
+    // What was only given back says nothing of who asked.
+    let has_history = stream.ops.iter().any(|op| matches!(op, Op::Alloc(_) | Op::Oom(_)));
     let before = Before { device: stream.device as i16, n_blocks: n_before, has_history };
     (n_before > 0 || !has_history).then(|| before.note())
 }

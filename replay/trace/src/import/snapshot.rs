@@ -74,7 +74,7 @@ pub enum ImportError {
 }
 
 /// What a snapshot is that says who holds what, and not how it came to that.
-pub(super) const NO_HISTORY: &str = "it has no history: call torch.cuda.memory._record_memory_history() before the program allocates, \
+const NO_HISTORY: &str = "it has no history: call torch.cuda.memory._record_memory_history() before the program allocates, \
      and torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") at the end";
 
 /// Reads a snapshot file.
@@ -461,8 +461,8 @@ impl<'a> Importer<'a> {
         self.layout_at_end(segments)?;
         self.layout_at_start(n_at_start);
         let extras = std::mem::take(&mut self.extras);
-        let is_alloc = |op: &Op| matches!(op, Op::Alloc(_) | Op::Oom(_));
-        let is_empty = !self.builder.stream_mut().ops.iter().any(is_alloc);
+        // Rows that say nothing, as the `snapshot` of PyTorch 2.0, are no history.
+        let is_empty = self.builder.stream_mut().ops.is_empty();
         let (stream, notes) = self.finish(is_empty, n_at_start);
         Ok((stream, notes, extras))
     }
