@@ -151,7 +151,8 @@ impl<'a> Facts<'a> {
         let site = *growing.first()?;
         let others = growing.iter().skip(1).filter_map(|site| site.place);
         let holder = |site: SiteId| {
-            let all = self.lifetimes.into_iter().flat_map(|it| it.at_failure.iter().chain(&it.at_end).chain(&it.at_peak));
+            // Programs give back at their end.
+            let all = self.lifetimes.into_iter().flat_map(|it| it.at_failure.iter().chain(&it.at_peak).chain(&it.at_end));
             all.flat_map(|held| &held.holders).find(|holder| holder.site == site)
         };
         let is_in_model = |place: &gputrace_analyse::growth::Place| {

@@ -3,6 +3,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::{Case, Cause, Facts, Fix, Kind};
+use crate::causes::facts::Grown;
 use gputrace_analyse::held::Sign;
 use gputrace_trace::words::{bytes, count};
 
@@ -14,9 +15,13 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Kept,
     needs: "blocks that PyTorch asked for as workspaces, on several streams",
     against: "one or two streams, whose workspaces any program has",
-    claims: Some(|grown| grown.has(Sign::Workspace)),
+    claims: Some(claims),
     find,
 };
+
+fn claims(grown: &Grown<'_>) -> bool {
+    grown.has(Sign::Workspace) && grown.holder.is_some_and(|holder| holder.streams.len() >= LEAST_STREAMS)
+}
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_workspace = |holder: &gputrace_analyse::held::Holder| holder.signs.has(Sign::Workspace);
