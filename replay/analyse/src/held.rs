@@ -77,6 +77,8 @@ signs! {
     Workspace,
     /// In the code of a model.
     Forward,
+    /// In a function of `torch.nn.functional`: a loss, an activation.
+    Functional,
     /// Moved to the GPU by the user's own line (`.cuda()`, `.to()`), or made there.
     Own,
 }
@@ -101,14 +103,19 @@ impl Signs {
     pub fn of(definitions: &dyn Definitions, id: StackId, requested: Bytes) -> Signs {
         let Some(stack) = definitions.stack(id) else { return Signs::default() };
         let lines: Vec<(&str, &str, u32)> = python_lines(definitions, stack).collect();
-        let any = |is: &dyn Fn(&str, &str) -> bool| lines.iter().any(|(function, file, _)| is(last(function), file));
+        let any = |is: &dyn Fn(&str, &str) -> bool| {
+            lines.iter().any(|(function, file, _)| is(last(function), file))
+        };
         let is_load = any(&|function, file| {
-            file.contains("/torch/serialization.py") || file.contains("/safetensors/") && function.starts_with("load")
+            file.contains("/torch/serialization.py")
+                || file.contains("/safetensors/") && function.starts_with("load")
         });
-        let is_foreach = any(&|function, file| file.contains("/torch/optim/") && function.starts_with("_multi_tensor"));
+        let is_foreach =
+            any(&|function, file| file.contains("/torch/optim/") && function.starts_with("_multi_tensor"));
         let is_hook = lines.windows(2).any(|pair| {
             let ((function, file, _), (caller, module, _)) = (pair[0], pair[1]);
-            let is_called = module.contains("/torch/nn/modules/module.py") && matches!(last(caller), "_call_impl" | "inner");
+            let is_called = module.contains("/torch/nn/modules/module.py")
+                && matches!(last(caller), "_call_impl" | "inner");
             is_called && last(function) != "forward" && python_package(file).is_none()
         });
         let is_native_engine = stack.frames.iter().filter_map(|frame| definitions.frame(*frame)).any(
@@ -124,6 +131,7 @@ impl Signs {
             .with(Sign::Model, facts.model)
             .with(Sign::Workspace, roles::is_workspace(definitions, id, requested))
             .with(Sign::Forward, facts.forward || any(&|function, _| function == "forward"))
+            .with(Sign::Functional, any(&|_, file| file.contains("/torch/nn/functional.py")))
             .with(Sign::Own, lines.first().is_some_and(|(_, file, _)| python_package(file).is_none()))
     }
 }
@@ -164,7 +172,8 @@ impl HeldAt {
     ) -> HeldAt {
         let mut by_line: FxHashMap<(SiteId, u16, Signs), Holder> = FxHashMap::default();
         let mut bytes = 0_u64;
-        let own = lives.list.iter().zip(&roles.of_lives).filter(|(life, _)| life.device == device && is_held(life));
+        let own =
+            lives.list.iter().zip(&roles.of_lives).filter(|(life, _)| life.device == device && is_held(life));
         for (life, role) in own {
             bytes = bytes.saturating_add(life.bytes.0);
             let signs = signs.of(life);

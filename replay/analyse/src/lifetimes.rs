@@ -251,7 +251,16 @@ fn streams(lives: &Lives) -> Vec<StreamUse> {
     let used = |((device, stream), of): ((i16, u64), Use)| {
         let (site, _) = of.sites.into_iter().max_by_key(|(site, bytes)| (*bytes, Reverse(*site)))?;
         let (peak, at_end) = (Bytes(of.peak), Bytes(of.now));
-        Some(StreamUse { device, stream, blocks: of.blocks, peak, at_end, since: of.since, until: of.until, site })
+        Some(StreamUse {
+            device,
+            stream,
+            blocks: of.blocks,
+            peak,
+            at_end,
+            since: of.since,
+            until: of.until,
+            site,
+        })
     };
     all.into_iter().filter_map(used).collect()
 }

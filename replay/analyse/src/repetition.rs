@@ -261,7 +261,9 @@ impl Repeated {
     /// Whether it is growth: several turns left more, most of those that there were, to the last.
     #[must_use]
     pub fn grows(&self) -> bool {
-        self.left >= REPEATED && self.is_to_the_end && self.turns.is_none_or(|turns| self.left * 3 >= turns * 2)
+        self.left >= REPEATED
+            && self.is_to_the_end
+            && self.turns.is_none_or(|turns| self.left * 3 >= turns * 2)
     }
 
     /// Probability that turns which leave different amounts without any order would by chance be in the order of growth, from 1: that of
@@ -285,12 +287,17 @@ pub struct Rounds<'a> {
 impl<'a> Rounds<'a> {
     /// Of a trace that `repetition` watched.
     #[must_use]
-    pub fn of(ledger: &'a Ledger, definitions: &'a dyn Definitions, repetition: &'a Repetition) -> Rounds<'a> {
+    pub fn of(
+        ledger: &'a Ledger,
+        definitions: &'a dyn Definitions,
+        repetition: &'a Repetition,
+    ) -> Rounds<'a> {
         let steps = ledger.training.iter().filter(|training| training.n_steps > 1);
         let steps = steps.flat_map(|training| training.steps.iter().map(|step| step.begin));
         // Of several models that one step calls, one is enough.
         let lines = repetition.turns.iter().map(|(line, turns)| (turns.times().list(), *line));
-        let most = lines.filter(|(times, _)| times.len() > 1).max_by_key(|(times, line)| (times.len(), *line));
+        let most =
+            lines.filter(|(times, _)| times.len() > 1).max_by_key(|(times, line)| (times.len(), *line));
         let calls = most.into_iter().flat_map(|(times, _)| times.to_vec());
         let mut rounds: Vec<Nanos> = steps.chain(calls).collect();
         rounds.sort_unstable();
@@ -308,7 +315,8 @@ impl<'a> Rounds<'a> {
     #[must_use]
     pub fn at_end(&self) -> Vec<Kept> {
         let ledger = self.ledger;
-        let mut kept: Vec<Kept> = ledger.live_blocks().map(|(addr, block)| Kept::block(ledger, addr, block)).collect();
+        let mut kept: Vec<Kept> =
+            ledger.live_blocks().map(|(addr, block)| Kept::block(ledger, addr, block)).collect();
         kept.extend(&self.repetition.freed);
         kept.extend(ledger.live_buffers().map(|(_, buffer)| Kept {
             place: Place { device: buffer.device, account: Account::Buffers, site: buffer.site },

@@ -11,10 +11,10 @@ use gputrace_sim::whatif::{RecordedGap, recorded_gaps};
 use crate::categories::Categories;
 use crate::lifetimes::Lifetimes;
 use crate::lives::Lives;
-use gputrace_trace::{Before, Recording};
 use gputrace_trace::import::Requests;
 use gputrace_trace::ledger::{Ledger, Unwatched, Watch};
 use gputrace_trace::source::{Error, Source};
+use gputrace_trace::{Before, Recording};
 
 /// Much is this share of what was reserved.
 const WASTEFUL: f64 = 0.1;

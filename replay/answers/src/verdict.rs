@@ -170,15 +170,14 @@ impl Evidence<'_> {
         // Mappings of what others own have a number, and no bytes.
         let is_much = |(cause, case): &(&'static Cause, Case)| {
             let is_growth = cause.kind == crate::causes::Kind::Grew;
-            !is_growth
-                || case.bytes.0 == 0
-                || case.bytes.0.saturating_mul(LEAST_GROWTH) >= self.facts.all.0
+            !is_growth || case.bytes.0 == 0 || case.bytes.0.saturating_mul(LEAST_GROWTH) >= self.facts.all.0
         };
         let (mut much, little): (Vec<_>, Vec<_>) = causes.into_iter().partition(is_much);
         if much.is_empty() {
             much = little;
         }
-        let mut all: Vec<Finding> = much.into_iter().map(|(cause, case)| self.of_cause(cause, case)).collect();
+        let mut all: Vec<Finding> =
+            much.into_iter().map(|(cause, case)| self.of_cause(cause, case)).collect();
         let killed = self.killed();
         match (all.first_mut(), killed) {
             (Some(worst), Some(killed)) => worst.what = format!("{}; {}", worst.what, killed.what),
@@ -228,7 +227,9 @@ impl Evidence<'_> {
         let sites = &self.story.ledger.sites;
         let torch = self.facts.held.filter(|held| held.bytes.0 > 0).map_or_else(String::new, |held| {
             let most = held.holders.first();
-            let most = most.map(|most| format!(", most of them at {} ({})", self.facts.site(most.site), bytes(most.bytes)));
+            let most = most.map(|most| {
+                format!(", most of them at {} ({})", self.facts.site(most.site), bytes(most.bytes))
+            });
             format!(", of these {} in PyTorch's blocks{}", bytes(held.bytes), most.unwrap_or_default())
         });
         format!(
@@ -273,7 +274,9 @@ impl Evidence<'_> {
         let (what, site, sure, fix) = match failure {
             Failure::Torch(ordinal, error) => {
                 let (fix, sure) = match self.facts.requests() {
-                    None => (None, "certain that it ran out; what would have helped: gputrace oom".to_owned()),
+                    None => {
+                        (None, "certain that it ran out; what would have helped: gputrace oom".to_owned())
+                    }
                     Some(_) => self.setting_that_fits(ordinal),
                 };
                 (format!("{what}: {}", why(error)), error.site, sure, fix)
@@ -416,7 +419,9 @@ impl Evidence<'_> {
                 let (held, of) = (bytes(held.bytes), bytes(most.bytes));
                 format!("; {held} are in use, {of} of that asked for by the line below")
             }
-            (Some(held), None) => format!("; {} are in use, and the lines that asked for them are not in it", bytes(held.bytes)),
+            (Some(held), None) => {
+                format!("; {} are in use, and the lines that asked for them are not in it", bytes(held.bytes))
+            }
             (None, _) => String::new(),
         };
         Finding {
@@ -623,7 +628,7 @@ mod tests {
         let scene = steps(kept);
         let told_of = told(&scene);
         assert_eq!(told_of[0], "Verdict: memory grows: results kept");
-        assert!(told_of[1].starts_with("what: what this line holds grew to the end, by 7"), "{}", told_of[1]);
+        assert!(told_of[1].starts_with("what: memory held by this line grew by 7"), "{}", told_of[1]);
         assert_eq!(told_of[2..3], ["call_site: keep (/job/a.py:9)"]);
         assert_eq!(told_of.last().map(String::as_str), Some("next: gputrace leaks job/train.gtr"));
         let killed = told_with(&scene, Some(EventKind::Note("process.end=signal 9".into())));

@@ -252,7 +252,8 @@ mod tests {
             .remark("n", "n", Value::Missing, "remark")
             .table(table)
             .line(Mood::Bad, "bad");
-        let verdict = Verdict { kind: "leak", cause: "a cause".into(), also: vec!["hang"], section: section.clone() };
+        let verdict =
+            Verdict { kind: "leak", cause: "a cause".into(), also: vec!["hang"], section: section.clone() };
         let part =
             Part { title: "t".into(), verdict: Some(verdict), sections: vec![section], ..Part::default() };
         assert_eq!(format!("{:?}", again(&part)), format!("{:?}", Ok::<_, String>(part)));

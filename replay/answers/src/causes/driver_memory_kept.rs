@@ -20,7 +20,14 @@ fn claims(grown: &Grown<'_>) -> bool {
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let grown = facts.grown()?;
     let place = grown.site.place?;
-    let object = facts.story.ledger.live().find(|object| object.site == place.site && object.device == place.device);
+    if grown.site.named.owner.starts_with("PyTorch") {
+        return facts.growth_of(
+            &CAUSE,
+            "something refers to what is pinned there (`pin_memory`): `del` it, or pin one buffer and copy into it",
+        );
+    }
+    let object =
+        facts.story.ledger.live().find(|object| object.site == place.site && object.device == place.device);
     let call = match object.map(|object| object.kind)? {
         MemoryKind::Linear | MemoryKind::Managed => "`cudaFree`",
         MemoryKind::Async => "`cudaFreeAsync`",

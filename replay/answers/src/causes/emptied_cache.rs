@@ -20,7 +20,12 @@ pub(super) const CAUSE: Cause = Cause {
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_own = |site: SiteId| {
-        facts.story.ledger.sites.site(site).is_none_or(|site| site.file.is_empty() || python_package(&site.file).is_none())
+        facts
+            .story
+            .ledger
+            .sites
+            .site(site)
+            .is_none_or(|site| site.file.is_empty() || python_package(&site.file).is_none())
     };
     let devices = cache::torches(facts.story).filter_map(|(ordinal, torch)| {
         let habits = cache::habits(&torch.cache);

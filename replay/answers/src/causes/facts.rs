@@ -152,7 +152,10 @@ impl<'a> Facts<'a> {
         let others = growing.iter().skip(1).filter_map(|site| site.place);
         let holder = |site: SiteId| {
             // Programs give back at their end.
-            let all = self.lifetimes.into_iter().flat_map(|it| it.at_failure.iter().chain(&it.at_peak).chain(&it.at_end));
+            let all = self
+                .lifetimes
+                .into_iter()
+                .flat_map(|it| it.at_failure.iter().chain(&it.at_peak).chain(&it.at_end));
             all.flat_map(|held| &held.holders).find(|holder| holder.site == site)
         };
         let is_in_model = |place: &gputrace_analyse::growth::Place| {
@@ -175,16 +178,22 @@ impl<'a> Facts<'a> {
         let Grown { site, all, .. } = grown;
         let each = site.repeated.as_ref().map(leaks::rate);
         let each = each.or_else(|| site.per_step.map(|each| format!("{} each step", bytes(each))));
-        let each = each.map_or_else(String::new, |each| format!(", {each}"));
+        let each = each.map_or_else(String::new, |each| format!(": {each}"));
         let others = match all.len() {
             0 | 1 => String::new(),
-            2 => ", and another line grows".into(),
-            n => format!(", and {} other lines grow", count(n as u64 - 1)),
+            2 => "; another line grows, too".into(),
+            n => format!("; {} other lines grow, too", count(n as u64 - 1)),
         };
         let sum = Bytes(all.iter().fold(0, |sum: u64, site| sum.saturating_add(site.growth.0)));
         let (what, worth) = match self.failure {
-            Some(_) => (format!("{} had grown until then{each}{others}", bytes(sum)), "no setting of the allocator mends it"),
-            None => (format!("what this line holds grew to the end, by {}{each}{others}", bytes(site.growth)), ""),
+            Some(_) => (
+                format!("{} had grown until then{each}{others}", bytes(sum)),
+                "no setting of the allocator mends it",
+            ),
+            None => (
+                format!("memory held by this line grew by {} to the end{each}{others}", bytes(site.growth)),
+                "",
+            ),
         };
         Case {
             what,

@@ -18,7 +18,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     facts.failure?;
     let (held, most) = facts.with(|holder| holder.signs.has(Sign::Foreach))?;
     facts.is_much(held).then(|| Case {
-        what: format!("the optimizer's step held {} of temporaries: it works on all parameters at once (`foreach`)", bytes(held)),
+        what: format!(
+            "the optimizer's step held {} of temporaries: it works on all parameters at once (`foreach`)",
+            bytes(held)
+        ),
         site: facts.site(most.site),
         bytes: held,
         sure: "certain: they were held when the request failed".into(),

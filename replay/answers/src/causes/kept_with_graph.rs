@@ -15,10 +15,12 @@ pub(super) const CAUSE: Cause = Cause {
 };
 
 fn claims(grown: &Grown<'_>) -> bool {
-    let is_computed = grown.has(Sign::Forward) || grown.n_in_model > 0 || !grown.has(Sign::Own);
+    let is_computed = grown.has(Sign::Forward) || grown.has(Sign::Functional) || grown.n_in_model > 0;
     grown.account() == Some(Account::Blocks)
         && is_computed
-        && ![Sign::Backward, Sign::Hook, Sign::Model, Sign::Load, Sign::Workspace].into_iter().any(|sign| grown.has(sign))
+        && ![Sign::Backward, Sign::Hook, Sign::Model, Sign::Load, Sign::Workspace]
+            .into_iter()
+            .any(|sign| grown.has(sign))
 }
 
 fn find(facts: &Facts<'_>) -> Option<Case> {

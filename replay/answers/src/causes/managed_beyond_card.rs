@@ -36,7 +36,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         site: facts.site(most.id),
         bytes: more,
         sure: "certain that it does not fit; which pages move is not recorded".into(),
-        fix: Fix::words("work on parts that fit, and prefetch each (`cudaMemPrefetchAsync`) before it is used", ""),
+        fix: Fix::words(
+            "work on parts that fit, and prefetch each (`cudaMemPrefetchAsync`) before it is used",
+            "",
+        ),
         verb: "report --all",
     })
 }

@@ -182,7 +182,8 @@ mod tests {
             let name = entry.expect("a file").file_name().to_string_lossy().into_owned();
             name.trim_end_matches(".rs").to_owned()
         });
-        let files: BTreeSet<String> = files.filter(|name| !matches!(name.as_str(), "mod" | "facts")).collect();
+        let files: BTreeSet<String> =
+            files.filter(|name| !matches!(name.as_str(), "mod" | "facts")).collect();
         let table = std::fs::read_to_string(folder.join("mod.rs")).expect("the table");
         let lines = table.lines().filter_map(|line| line.trim().strip_suffix("::CAUSE,")).map(str::to_owned);
         assert_eq!(lines.collect::<BTreeSet<_>>(), files);

@@ -62,7 +62,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(streams[0].site),
         bytes: free,
-        sure: format!("certain: this line asked for memory on {n} streams, {} times each at most", count(most(&streams))),
+        sure: format!(
+            "certain: this line asked for memory on {n} streams, {} times each at most",
+            count(most(&streams))
+        ),
         fix: Fix::words(
             "make the side streams once, outside of the loop, and use them again",
             format!("needs about {} less", bytes(Bytes(free.0 - free.0 / streams.len() as u64))),

@@ -26,7 +26,8 @@ fn claims(grown: &Grown<'_>) -> bool {
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_workspace = |holder: &gputrace_analyse::held::Holder| holder.signs.has(Sign::Workspace);
     let (held, most) = facts.with(is_workspace)?;
-    let mut streams: Vec<Option<u64>> = facts.holders().filter(|it| is_workspace(it)).flat_map(|it| it.streams.clone()).collect();
+    let mut streams: Vec<Option<u64>> =
+        facts.holders().filter(|it| is_workspace(it)).flat_map(|it| it.streams.clone()).collect();
     streams.sort_unstable();
     streams.dedup();
     let n_blocks: u64 = facts.holders().filter(|it| is_workspace(it)).map(|it| it.blocks).sum();

@@ -217,7 +217,8 @@ impl<'a> Holders<'a> {
             course => course,
         };
         // Rounds of work are what people count, where there are several objects in each.
-        let is_by_rounds = by_rounds.grows() && by_rounds.left < repeated.left;
+        let is_by_rounds =
+            by_rounds.left >= REPEATED && by_rounds.is_to_the_end && by_rounds.left < repeated.left;
         let repeated = match repeated.by {
             By::Call(_) => repeated,
             By::Round => by_rounds,
@@ -239,7 +240,9 @@ impl<'a> Holders<'a> {
                 let repeated = match repeated.by {
                     By::Call(_) => repeated,
                     // Of what nothing was given back, so that it is no queue.
-                    By::Own if is_mostly_kept(story, *place, kept.len()) => self.rounds.by_rounds(kept, self.until),
+                    By::Own if is_mostly_kept(story, *place, kept.len()) => {
+                        self.rounds.by_rounds(kept, self.until)
+                    }
                     By::Round => self.rounds.by_rounds(kept, self.until),
                     By::Own => return None,
                 };
@@ -260,7 +263,8 @@ fn is_mostly_kept(story: &Story, place: Place, n_kept: usize) -> bool {
         Account::Buffers => books.pjrt.as_ref().map(|pjrt| &pjrt.buffers),
         _ => None,
     };
-    let gains = books.and_then(|books| books.sites().find(|part| part.id == place.site)).map(|part| part.gains);
+    let gains =
+        books.and_then(|books| books.sites().find(|part| part.id == place.site)).map(|part| part.gains);
     gains.is_some_and(|gains| n_kept as u64 * 3 >= gains * 2)
 }
 

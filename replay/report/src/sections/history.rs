@@ -8,7 +8,8 @@ use gputrace_trace::ledger::Held;
 use gputrace_trace::words::{bytes, count};
 
 /// The lines of code that record a history.
-pub const RECORD: &str = "torch.cuda.memory._record_memory_history(max_entries=1_000_000)  # before the model is made";
+pub const RECORD: &str =
+    "torch.cuda.memory._record_memory_history(max_entries=1_000_000)  # before the model is made";
 /// The line that writes it.
 pub const DUMP: &str = "torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")  # where you want to know";
 
@@ -28,7 +29,9 @@ pub fn in_words(story: &Story) -> Option<String> {
         return None;
     }
     if story.is_one_moment() {
-        return Some("this snapshot has no history: it shows who holds what now, not what came before".into());
+        return Some(
+            "this snapshot has no history: it shows who holds what now, not what came before".into(),
+        );
     }
     let held = before_bytes(story);
     Some(format!(

@@ -782,9 +782,7 @@ impl<'a> Importer<'a> {
         let mut notes = Vec::new();
         let starts_late = n_at_start > 0 || !self.builder.stream_mut().initial_allocs.is_empty();
         let history = if is_empty {
-            History::Broken(
-                NO_HISTORY.into(),
-            )
+            History::Broken(NO_HISTORY.into())
         } else if self.n_contradictions > 0 {
             History::Broken(format!(
                 "{} events contradict each other ({}): events are missing (skip_actions?)",

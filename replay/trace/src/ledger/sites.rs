@@ -258,7 +258,8 @@ fn model_call(definitions: &dyn Definitions, stack: &Stack) -> Option<(Line, Lin
     if stack.backward.is_some() {
         return None;
     }
-    let lines: Vec<_> = python_lines(definitions, stack).filter(|(_, file, _)| !file.contains(MODULE)).collect();
+    let lines: Vec<_> =
+        python_lines(definitions, stack).filter(|(_, file, _)| !file.contains(MODULE)).collect();
     let is_forward = |(function, ..): &(&str, &str, u32)| function.rsplit('.').next() == Some("forward");
     let called = calls(definitions, stack);
     let is_by_call = |idx: usize| called.contains(&idx);
