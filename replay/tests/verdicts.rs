@@ -73,7 +73,7 @@ fn each_example_is_told_by_its_kind_and_its_faulty_line() {
 #[test]
 fn the_verdict_on_a_fragmented_run_has_the_line_to_paste() {
     expect_test::expect![[r#"
-        Verdict: memory was reserved and not used
+        Verdict: memory was reserved and not used: sizes that keep changing
           what   cuda:0: PyTorch reserved up to 1.23 GiB for at most 524.55 MiB in use
           where  <module> (/job/varying-lengths/train.py:12) in Linear.forward (backward
                  of AddmmBackward0)
@@ -87,7 +87,7 @@ fn the_verdict_on_a_fragmented_run_has_the_line_to_paste() {
 #[test]
 fn the_verdict_on_an_error_that_was_caught_says_where_and_what_to_do() {
     expect_test::expect![[r#"
-        Verdict: out of memory
+        Verdict: out of memory: tensors kept by a caught exception
           what   PyTorch could not get 32.00 MiB on cuda:0 at 175.7 ms: an attempt that
                  had failed at 175.3 ms, and was caught, still held 192.00 MiB
           where  train_step (/job/caught-oom/train.py:20)

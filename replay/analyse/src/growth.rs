@@ -26,7 +26,9 @@
 //! - The program *only takes*, if it gave back less than a quarter as often as it asked: one that loads a model does nothing but grow. Those who
 //!   know that it was at work all the same (`answers::leaks`) call it growth.
 //!
-//! These five are shown as sites that rose, with the remark that it is not known whether they go on.
+//! - It was left *once or twice* (`repetition.rs`): the layers of one forward pass, an optimizer's state.
+//!
+//! These six are shown as sites that rose, with the remark that it is not known whether they go on.
 //!
 //! Growth that is spread over many sites, none of which rises often enough, is found in the sum of what they keep, if
 //! what the device holds at least grows with it. `make bench-leaks` measures how often the rule is wrong.
@@ -37,6 +39,7 @@ use gputrace_schemas::event::{Event, EventKind, PjrtAction};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
+use crate::repetition::Repetition;
 use gputrace_trace::ledger::{Account, Ledger, SiteId, Watch};
 
 /// Windows at the end: this many at most, half of it at least.
@@ -103,6 +106,8 @@ pub struct Growth {
     n_frees: u64,
     /// Before the last allocation.
     n_frees_before: u64,
+    /// What recurs, and what is left each time.
+    repetition: Repetition,
 }
 
 /// Allocations, and those among them that get the program ready.
@@ -126,16 +131,19 @@ impl Default for Growth {
             n_allocs: 0,
             n_frees: 0,
             n_frees_before: 0,
+            repetition: Repetition::default(),
         }
     }
 }
 
 impl Watch for Growth {
-    fn begin(&mut self, _ledger: &mut Ledger) {
+    fn begin(&mut self, ledger: &mut Ledger) {
         *self = Growth::default();
+        self.repetition.begin(ledger);
     }
 
     fn event(&mut self, ledger: &mut Ledger, event: &Event) {
+        self.repetition.event(ledger, event);
         let is_alloc = match &event.kind {
             EventKind::BlockAlloc(_) => true,
             EventKind::Pjrt(pjrt) => pjrt.action == PjrtAction::Made,
@@ -190,6 +198,12 @@ impl Growth {
             self.n_before_last /= 2;
             self.length *= 2;
         }
+    }
+
+    /// What recurs, and what is left each time.
+    #[must_use]
+    pub fn repetition(&self) -> &Repetition {
+        &self.repetition
     }
 
     /// What rises, most first.
@@ -351,6 +365,8 @@ pub enum Course {
     Preparing,
     /// It goes on to the end, in a program that gives next to nothing back.
     OnlyTakes,
+    /// All of it was left in so many repetitions (1 or 2): the layers of one forward pass, the state of one optimizer.
+    Once(u64),
 }
 
 impl Births {

@@ -2,16 +2,18 @@
 //! Python's collector of reference cycles.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Nanos};
 use rustc_hash::FxHashMap;
 
 use crate::categories::Categories;
 use crate::cycles::Cycles;
+use crate::held::{HeldAt, SignsOf, is_held_at};
 use crate::lives::{Life, Lives, NEVER};
 use crate::roles::{Role, Roles, roles};
 use gputrace_trace::Definitions;
-use gputrace_trace::ledger::{SiteId, Sites};
+use gputrace_trace::ledger::{Ledger, SiteId};
 
 /// Call sites of the peak whose removal is tried.
 const MOST_TRIED: usize = 16;
@@ -31,12 +33,43 @@ pub struct Lifetimes {
     pub cycles: Cycles,
     /// Blocks without a stack were taken for those of the backward pass.
     pub is_guessed: bool,
+    /// What was held when a request last failed, by device.
+    pub at_failure: Vec<HeldAt>,
+    /// What was held at the peak of each device.
+    pub at_peak: Vec<HeldAt>,
+    /// What was held at the end, of each device.
+    pub at_end: Vec<HeldAt>,
+    /// Streams and what was asked for on each, by device and stream.
+    pub streams: Vec<StreamUse>,
+    /// All of the blocks that were held when the history began.
+    pub from_before: Bytes,
     /// Some block has a stack: without any, there are no roles.
     pub has_stacks: bool,
     /// The role of each block, in the order of their births: index of [`Lifetimes::role_names`].
     pub roles_of_blocks: Vec<u16>,
     /// Names of roles and their rules.
     pub role_names: Vec<(String, String)>,
+}
+
+/// What was asked for on one stream.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StreamUse {
+    /// On which device.
+    pub device: i16,
+    /// Which.
+    pub stream: u64,
+    /// Blocks.
+    pub blocks: u64,
+    /// The most that was held together of these: as much at least was reserved for the stream.
+    pub peak: Bytes,
+    /// Held at the end.
+    pub at_end: Bytes,
+    /// When it was first asked.
+    pub since: Nanos,
+    /// When it was last asked.
+    pub until: Nanos,
+    /// The line that asked for most.
+    pub site: SiteId,
 }
 
 /// One device's.
@@ -48,6 +81,8 @@ pub struct DeviceLifetimes {
     pub peak: Bytes,
     /// When.
     pub peak_time: Nanos,
+    /// After how many births and deaths.
+    pub peak_moment: u32,
     /// Backward passes that were seen.
     pub n_passes: usize,
     /// By bytes at the peak.
@@ -131,24 +166,103 @@ impl Lifetimes {
     pub fn of(
         mut lives: Lives,
         definitions: &dyn Definitions,
-        sites: &Sites,
+        ledger: &Ledger,
         categories: &Categories,
     ) -> Lifetimes {
         lives.finish();
-        let roles = roles(&lives, definitions, sites, categories);
+        let roles = roles(&lives, definitions, &ledger.sites, categories);
+        let mut signs = SignsOf::new(definitions);
+        let failures = failures(ledger);
+        let at_failure = failures.into_iter().map(|(device, time)| {
+            HeldAt::of(&lives, &roles, (device, time), &mut signs, |life| is_held_at(life, time))
+        });
+        let at_failure = at_failure.collect();
         let moments = lives.moments();
         let devices = lives.devices();
         let of_device =
             |device: i16| Sweep { lives: &lives, moments: &moments, roles: &roles, device }.device();
+        let devices: Vec<DeviceLifetimes> = devices.into_iter().map(of_device).collect();
+        let at_peak = devices.iter().map(|device| {
+            let at = (device.device, device.peak_time);
+            HeldAt::of(&lives, &roles, at, &mut signs, |life| life.is_held_at(device.peak_moment))
+        });
+        let at_peak = at_peak.collect();
+        let at_end = devices.iter().map(|device| {
+            let at = (device.device, ledger.last);
+            HeldAt::of(&lives, &roles, at, &mut signs, |life| life.died == NEVER)
+        });
         Lifetimes {
-            devices: devices.into_iter().map(of_device).collect(),
+            at_failure,
+            at_peak,
+            at_end: at_end.collect(),
+            streams: streams(&lives),
+            devices,
             cycles: Cycles::of(&lives, definitions),
             is_guessed: roles.is_guessed,
+            from_before: Bytes(
+                lives.list.iter().filter(|life| life.is_from_before).map(|life| life.bytes.0).sum(),
+            ),
             has_stacks: lives.list.iter().any(|life| definitions.stack(life.stack).is_some()),
             roles_of_blocks: roles.of_lives,
             role_names: roles.names,
         }
     }
+}
+
+/// When a request last failed for good, by device.
+fn failures(ledger: &Ledger) -> BTreeMap<i16, Nanos> {
+    let mut last: BTreeMap<i16, Nanos> = BTreeMap::new();
+    let torch = ledger.devices.iter().filter_map(|(device, books)| {
+        let error = books.torch.as_ref()?.ooms.last()?;
+        Some((*device, error.time))
+    });
+    let refused = ledger.refusals.iter().filter(|refusal| refusal.is_final);
+    for (device, time) in torch.chain(refused.map(|refusal| (refusal.device, refusal.time))) {
+        let known = last.entry(device).or_default();
+        *known = time.max(*known);
+    }
+    last
+}
+
+fn streams(lives: &Lives) -> Vec<StreamUse> {
+    #[derive(Default)]
+    struct Use {
+        blocks: u64,
+        now: u64,
+        peak: u64,
+        since: Nanos,
+        until: Nanos,
+        sites: FxHashMap<SiteId, u64>,
+    }
+    let mut all: BTreeMap<(i16, u64), Use> = BTreeMap::new();
+    for (moment, idx) in (0..).zip(lives.moments()) {
+        let Some(life) = lives.list.get(idx as usize) else { continue };
+        let Some(stream) = life.stream else { continue };
+        let of = all.entry((life.device, stream)).or_default();
+        let is_born = life.born == moment;
+        of.now = change(of.now, life.bytes, is_born);
+        of.peak = of.peak.max(of.now);
+        if is_born {
+            of.since = if of.blocks == 0 { life.since } else { of.since };
+            (of.blocks, of.until) = (of.blocks + 1, life.since);
+            *of.sites.entry(life.site).or_default() += life.bytes.0;
+        }
+    }
+    let used = |((device, stream), of): ((i16, u64), Use)| {
+        let (site, _) = of.sites.into_iter().max_by_key(|(site, bytes)| (*bytes, Reverse(*site)))?;
+        let (peak, at_end) = (Bytes(of.peak), Bytes(of.now));
+        Some(StreamUse {
+            device,
+            stream,
+            blocks: of.blocks,
+            peak,
+            at_end,
+            since: of.since,
+            until: of.until,
+            site,
+        })
+    };
+    all.into_iter().filter_map(used).collect()
 }
 
 struct Sweep<'a> {
@@ -173,6 +287,7 @@ impl<'a> Sweep<'a> {
             device: self.device,
             peak: Bytes(top.bytes),
             peak_time: time.map_or(Nanos(0), |life| life.since),
+            peak_moment: top.moment,
             n_passes: self.roles.n_passes.get(&self.device).copied().unwrap_or(0),
             roles: self.role_bytes(top),
             makers: self.makers(top),

@@ -5,6 +5,7 @@
 use gputrace_schemas::event::{Bytes, Event, EventKind, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
 
+use gputrace_trace::Before;
 use gputrace_trace::ledger::{Block, Ledger, SiteId, Step, Watch};
 
 /// A block is not given back.
@@ -31,6 +32,10 @@ pub struct Life {
     pub stack: StackId,
     /// On which device.
     pub device: i16,
+    /// The stream of the request, where it was seen.
+    pub stream: Option<u64>,
+    /// It was held when the history began: where and when it was asked for is not known.
+    pub is_from_before: bool,
 }
 
 impl Life {
@@ -71,6 +76,8 @@ pub struct Lives {
     pub n_moments: u32,
     open: FxHashMap<u64, (u32, ThreadId)>,
     last: Nanos,
+    /// Blocks of each device that are still to come of those which its history does not begin with; none until the first block.
+    before: Option<FxHashMap<i16, u64>>,
 }
 
 impl Watch for Lives {
@@ -83,7 +90,10 @@ impl Watch for Lives {
         self.last = self.last.max(event.time);
         for step in ledger.steps() {
             match step {
-                Step::Block(addr, block) => self.born(*addr, block, event),
+                Step::Block(addr, block) => {
+                    let is_from_before = self.is_from_before(ledger, block.device);
+                    self.born(*addr, block, event, is_from_before);
+                }
                 Step::BlockFreed(addr, _) => self.died(*addr, event),
                 Step::Gained(_)
                 | Step::Lost(_)
@@ -102,7 +112,19 @@ impl Watch for Lives {
 }
 
 impl Lives {
-    fn born(&mut self, addr: u64, block: &Block, event: &Event) {
+    fn is_from_before(&mut self, ledger: &Ledger, device: i16) -> bool {
+        let before = self.before.get_or_insert_with(|| {
+            let notes = ledger.notes.iter().filter_map(|(_, note)| Before::of_note(note));
+            notes.map(|before| (before.device, before.n_blocks)).collect()
+        });
+        let left = before.get_mut(&device).filter(|left| **left > 0);
+        left.is_some_and(|left| {
+            *left -= 1;
+            true
+        })
+    }
+
+    fn born(&mut self, addr: u64, block: &Block, event: &Event, is_from_before: bool) {
         let Ok(idx) = u32::try_from(self.list.len()) else { return };
         self.open.insert(addr, (idx, event.thread));
         self.list.push(Life {
@@ -115,6 +137,8 @@ impl Lives {
             site: block.site,
             stack: block.stack,
             device: block.device,
+            stream: block.stream,
+            is_from_before,
         });
         self.n_moments += 1;
     }

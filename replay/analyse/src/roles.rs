@@ -11,7 +11,7 @@
 //! ```
 //! A backward pass is a run of births in the backward pass. Every role's rule is said where the role is shown.
 
-use gputrace_schemas::event::{Frame, Stack, StackId};
+use gputrace_schemas::event::{Bytes, Frame, Stack, StackId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::categories::Categories;
@@ -49,6 +49,7 @@ roles! {
     Serving "activations of inference" "no backward pass is seen; asked for in a pattern that recurs to the end, and given back within one step or request",
     Workspaces "workspaces" "asked for by PyTorch for cuBLAS (without native frames: of that very size), and held to the end",
     Kept "other, kept" "held over several backward passes, or to the end, and none of the above: buffers, inputs, caches, results",
+    Before "from before the recording" "held when the recording began, so that where and when it was asked for is not known",
     Unknown "unknown (held long)" "no backward pass is seen; held over many requests or to the end, and neither place nor life shows what for",
 }
 
@@ -169,6 +170,45 @@ impl Facts {
     }
 }
 
+/// Whether a correct program makes once what is asked for there: gradients, optimizer state, parameters.
+#[must_use]
+pub fn is_made_once(definitions: &dyn Definitions, stack: StackId) -> bool {
+    let facts = definitions.stack(stack).map_or(Facts::default(), |stack| Facts::of(definitions, stack));
+    [Hint::Backward, Hint::Optimizer, Hint::Model].into_iter().any(|hint| facts.has(hint))
+}
+
+/// What a stack's place shows.
+pub(crate) struct Places {
+    pub(crate) backward: bool,
+    pub(crate) optimizer: bool,
+    pub(crate) model: bool,
+    pub(crate) forward: bool,
+}
+
+pub(crate) fn places(definitions: &dyn Definitions, stack: StackId) -> Places {
+    let facts = definitions.stack(stack).map_or(Facts::default(), |stack| Facts::of(definitions, stack));
+    Places {
+        backward: facts.has(Hint::Backward),
+        optimizer: facts.has(Hint::Optimizer),
+        model: facts.has(Hint::Model),
+        forward: facts.has(Hint::Forward),
+    }
+}
+
+/// Whether a request is of the size of a workspace of cuBLAS.
+pub(crate) fn is_workspace_size(requested: Bytes) -> bool {
+    WORKSPACE_BYTES.contains(&requested.0)
+}
+
+/// Whether PyTorch asked there for a workspace of cuBLAS: by its native frames, or by the very size inside of an operation.
+#[must_use]
+pub fn is_workspace(definitions: &dyn Definitions, stack: StackId, requested: Bytes) -> bool {
+    let facts = definitions.stack(stack).map_or(Facts::default(), |stack| Facts::of(definitions, stack));
+    let is_inside = facts.has(Hint::Forward) || facts.has(Hint::Backward);
+    facts.has(Hint::Workspace)
+        || !facts.has(Hint::Native) && is_inside && WORKSPACE_BYTES.contains(&requested.0)
+}
+
 /// A backward pass of a device: births from `start` to `end`, then another than its own at `over`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Pass {
@@ -202,8 +242,11 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
     let is_marked = facts.iter().any(|facts| facts.has(Hint::Engine));
     let has_frames = |life: &Life| definitions.stack(life.stack).is_some_and(|it| !it.frames.is_empty());
     let mut bare = FxHashSet::default();
-    if !is_marked && lives.list.iter().any(has_frames) {
-        bare = lives.list.iter().filter(|life| !has_frames(life)).map(|life| life.stack).collect();
+    // What is from before has no frames for another reason, and native frames would show the engine.
+    let is_native = facts.iter().any(|facts| facts.has(Hint::Native));
+    if !is_marked && !is_native && lives.list.iter().any(has_frames) {
+        let without = lives.list.iter().filter(|life| !has_frames(life) && !life.is_from_before);
+        bare = without.map(|life| life.stack).collect();
     }
     let mut names: Vec<(String, String)> = categories.names().to_vec();
     let first = names.len() as u16;
@@ -216,8 +259,10 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
     };
     for device in lives.devices() {
         let own: Vec<usize> = (0..lives.list.len()).filter(|idx| lives.list[*idx].device == device).collect();
-        let in_backward =
-            |idx: usize| facts[idx].has(Hint::Backward) || bare.contains(&lives.list[idx].stack);
+        let in_backward = |idx: usize| {
+            let life = &lives.list[idx];
+            !life.is_from_before && (facts[idx].has(Hint::Backward) || bare.contains(&life.stack))
+        };
         let passes = passes(own.iter().map(|idx| (lives.list[*idx].born, in_backward(*idx))));
         roles.n_passes.insert(device, passes.len());
         let judge = Judge { passes: &passes };
@@ -225,7 +270,13 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
             true => judge.untrained(&own, lives, &facts),
             false => judge.all(&own, lives, |idx| (facts[idx], in_backward(idx))),
         };
+        // Of what is from before, only what its own frames or a gradient of its size show is known.
+        let shown = |idx: usize, role: Role| {
+            let is_shown = has_frames(&lives.list[idx]) || role == Role::Parameters;
+            if lives.list[idx].is_from_before && !is_shown { Role::Before } else { role }
+        };
         for (idx, role) in own.iter().zip(found) {
+            let role = shown(*idx, role);
             roles.of_lives[*idx] = first + role as u16;
         }
     }

@@ -11,10 +11,10 @@ use gputrace_sim::whatif::{RecordedGap, recorded_gaps};
 use crate::categories::Categories;
 use crate::lifetimes::Lifetimes;
 use crate::lives::Lives;
-use gputrace_trace::Recording;
 use gputrace_trace::import::Requests;
 use gputrace_trace::ledger::{Ledger, Unwatched, Watch};
 use gputrace_trace::source::{Error, Source};
+use gputrace_trace::{Before, Recording};
 
 /// Much is this share of what was reserved.
 const WASTEFUL: f64 = 0.1;
@@ -62,8 +62,7 @@ impl Story {
     pub fn with_lifetimes_and(source: &Source, categories: &Categories, watch: &mut dyn Watch) -> Story {
         let mut both = (Lives::default(), watch);
         let mut story = Story::watched(source, &mut both);
-        let sites = &story.ledger.sites;
-        story.lifetimes = Some(Lifetimes::of(both.0, source.definitions(), sites, categories));
+        story.lifetimes = Some(Lifetimes::of(both.0, source.definitions(), &story.ledger, categories));
         story
     }
 
@@ -150,6 +149,19 @@ impl Story {
     #[must_use]
     pub fn since_start(&self, time: Nanos) -> Nanos {
         Nanos(time.0.saturating_sub(self.start().0))
+    }
+
+    /// What a snapshot does not hold, by device; empty where everything is from its beginning.
+    #[must_use]
+    pub fn before(&self) -> Vec<Before> {
+        self.ledger.notes.iter().filter_map(|(_, note)| Before::of_note(note)).collect()
+    }
+
+    /// It is a snapshot without a history: it shows who holds what at one moment.
+    #[must_use]
+    pub fn is_one_moment(&self) -> bool {
+        let before = self.before();
+        !before.is_empty() && before.iter().all(|before| !before.has_history)
     }
 
     /// How the process ended; none where its trace does not say.

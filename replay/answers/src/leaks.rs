@@ -6,7 +6,8 @@ use gputrace_schemas::event::Bytes;
 
 use serde::{Deserialize, Serialize};
 
-use gputrace_analyse::growth::{Course, Growth};
+use gputrace_analyse::growth::{Course, Growth, Place};
+use gputrace_analyse::repetition::{By, Repeated};
 use gputrace_analyse::rules::{self, is_like};
 use gputrace_analyse::story::Story;
 use gputrace_report::model::{Mood, Section, Table, Value};
@@ -74,6 +75,10 @@ pub struct GrowingSite {
     pub per_step: Option<Bytes>,
     /// 0 to 1; see [`gputrace_analyse::growth`].
     pub confidence: f64,
+    /// How often memory was left.
+    pub repeated: Option<Repeated>,
+    /// Which line it is in the books, while these are there.
+    pub place: Option<Place>,
 }
 
 /// A call site that rose, though nothing shows that it goes on.
@@ -352,7 +357,7 @@ impl Leaks {
 
 fn growing(site: &RisingSite, n_steps: Option<u64>) -> GrowingSite {
     let RisingSite { named, trend, .. } = site;
-    let (named, confidence) = (named.clone(), trend.confidence);
+    let (named, confidence, repeated) = (named.clone(), trend.confidence, site.repeated.clone());
     if site.account == Account::Imported {
         let text = format!("{}: {} more mappings", named.site, trend.growth);
         return GrowingSite {
@@ -360,12 +365,32 @@ fn growing(site: &RisingSite, n_steps: Option<u64>) -> GrowingSite {
             growth: Bytes(0),
             per_step: None,
             confidence,
+            repeated: None,
+            place: site.place,
         };
     }
     // Growth is spread over the windows that were judged; so are the steps.
     let per_step = |n: u64| Bytes((trend.per_window * site.n_windows as f64 / n as f64).round() as u64);
-    let per_step = n_steps.filter(|n| *n > 0).map(per_step);
-    GrowingSite { named, growth: Bytes(trend.growth), per_step, confidence }
+    let per_step = n_steps.filter(|n| *n > 0 && site.n_windows > 0).map(per_step);
+    GrowingSite { named, growth: Bytes(trend.growth), per_step, confidence, repeated, place: site.place }
+}
+
+/// How much, how often: `31.25 MiB per call of evaluate (eval.py:40), 8 calls`.
+pub(crate) fn rate(repeated: &Repeated) -> String {
+    let each = words::bytes(repeated.each());
+    let n = words::count(repeated.left);
+    let of = match repeated.turns {
+        Some(turns) if turns > repeated.left => format!("{n} of {}", words::count(turns)),
+        _ => n.clone(),
+    };
+    match &repeated.by {
+        By::Call(line) => {
+            let file = line.file.rsplit('/').next().unwrap_or_default();
+            format!("{each} per call of {file}:{}, {of} calls", line.line)
+        }
+        By::Round => format!("{each} each time, {n} times with steps or calls of the model in between"),
+        By::Own => format!("{each} each time, {n} times"),
+    }
 }
 
 /// Why a rise is not called growth.
@@ -376,6 +401,8 @@ fn why(course: Course) -> String {
         Course::Slows => "slows down".into(),
         Course::TooFew(n) => format!("in {n} stages only"),
         Course::Preparing => "the program was getting ready, and no work was seen after it".into(),
+        Course::Once(1) => "made once: in one step, or in one call of the model".into(),
+        Course::Once(n) => format!("left {n} times only"),
         Course::OnlyTakes => "nothing but taken to the end, as by a program that loads".into(),
     }
 }

@@ -4,6 +4,7 @@
 pub mod budget;
 mod callers;
 pub mod caught;
+pub mod causes;
 pub mod checked;
 mod curve;
 pub mod diff;

@@ -122,8 +122,8 @@ impl Postmortem {
         Postmortem { story, fragmentation: last.fragmentation(source), caught, leaks }
     }
 
-    /// Of a story whose growth was watched, without how memory was cut up. What was caught is looked for where a program went
-    /// on after an error: that takes another pass.
+    /// Of a story whose growth was watched. What was caught is looked for where a program went on after an error, and how memory was cut up where
+    /// the driver refused a library: each takes another pass.
     #[must_use]
     pub fn of_story(story: Story, source: &Source, growth: &Growth) -> Postmortem {
         let leaks = Leaks::find(
@@ -138,6 +138,11 @@ impl Postmortem {
             let mut caught = Caught::new(source.definitions());
             let again = Story::watched(source, &mut caught);
             found.caught = caught.finish(&again.ledger);
+        }
+        if found.story.ledger.refusals.iter().any(|refusal| refusal.is_final) {
+            let mut last = LastOom::default();
+            Story::watched(source, &mut last);
+            found.fragmentation = last.fragmentation(source);
         }
         found
     }

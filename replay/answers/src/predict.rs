@@ -15,7 +15,7 @@ use serde_json::{Value as Json, json};
 use super::Reply;
 use super::checked::Checked;
 use super::curve::{self, Measured, Needed, Predicted, Room};
-use super::whatif::{Bench, Machine, Simulated, named, self_check_json, warnings_json};
+use super::whatif::{Bench, Machine, Simulated, Totals, named, self_check_json, warnings_json};
 use gputrace_report::model::{Mood, Part, Section, Table, Value};
 use gputrace_trace::import::Trace;
 use gputrace_trace::words::{count, release};
@@ -374,6 +374,7 @@ impl Oracle<'_> {
             self_check: self.bench.self_check.clone(),
             reactions: vec![],
             machine,
+            totals: Totals::Reproduced,
         };
         let simulated = bench.simulated(question, found.answer.clone());
         let room = simulated.shares.as_ref().map(|shares| Room::of(machine, shares));

@@ -83,6 +83,7 @@ fn outcomes_section(bench: &Bench, outcomes: &[(Simulated, Gap)]) -> Section {
         false => section
             .line(Mood::Note, "no self-check: the log does not say what its allocator asked of the driver"),
     };
+    section = section.warn(bench.limit_note());
     if stream.history == History::StartsLate {
         section =
             section.line(Mood::Warning, "recording began when memory was in use: what-ifs are approximate");

@@ -110,7 +110,7 @@ impl Advice {
             is_plain_enough: found.is_plain_enough,
             bounds: Bounds::of(stream),
             packing: offline_packing(stream, effort::PACKING.most),
-            doubt: bench.doubt(),
+            doubt: bench.doubt().or_else(|| bench.limit_note()),
             reactions: bench.reactions,
         })
     }

@@ -2,11 +2,13 @@
 
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::bytes::iec;
-use gputrace_sim::ops::OpStream;
+use gputrace_sim::ops::{Op, OpStream};
 use gputrace_sim::policies::torch;
+use gputrace_sim::simulator::Outcome;
 use gputrace_sim::whatif::{Answer, Confidence, Laboratory, Other, Question, SelfCheck, Shares};
 use serde_json::{Map, Value as Json, json};
 
+use super::tune::recorded_peak;
 use gputrace_analyse::doubts::doubt;
 use gputrace_analyse::reactions::{Reaction, reactions};
 use gputrace_report::model::{Mood, Section, Value};
@@ -55,6 +57,52 @@ pub(super) struct Bench<'a> {
     /// What the replay cannot follow.
     pub(super) reactions: Vec<Reaction>,
     pub(super) machine: Machine,
+    /// Whether the totals of the recorded setting come out.
+    pub(super) totals: Totals,
+}
+
+/// Whether the replay of the recorded setting comes to the totals that were recorded: the peak of what was reserved, and the calls of the
+/// driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Totals {
+    /// It does.
+    Reproduced,
+    /// It does under a limit of its own, which the program must have set: at least this many bytes.
+    UnderLimit(u64),
+    /// It does not: reserved as recorded, and as replayed.
+    Missed(u64, u64),
+}
+
+impl Totals {
+    fn of(stream: &OpStream, laboratory: &Laboratory<'_>, check: &SelfCheck) -> Totals {
+        let options = stream.settings.options.clone().unwrap_or_default();
+        let as_recorded = Question {
+            policy: stream.settings.policy.to_owned(),
+            device_memory: stream.settings.device_memory,
+            ..Question::torch(check.torch_version, &options)
+        };
+        let recorded = recorded_peak(stream).0;
+        let replayed = |limit: Option<u64>| {
+            let question = Question { limit, ..as_recorded.clone() };
+            laboratory.guess(&question).ok()
+        };
+        // A log without calls of the driver has no totals to be held against, and what a run that ran out would have reserved without its
+        // limit is another question.
+        let ran_out = stream.ops.iter().any(|op| matches!(op, Op::Oom(_)));
+        let Some(outcome) = replayed(None).filter(|_| !stream.driver.is_empty() && !ran_out) else {
+            return Totals::Reproduced;
+        };
+        let is_as_recorded = |outcome: &Outcome| outcome.books.reserved.peak == recorded;
+        if is_as_recorded(&outcome) {
+            return Totals::Reproduced;
+        }
+        // The limit was as high as what was reserved, and lower than what the replay reserves without one.
+        let limited = replayed(Some(recorded)).filter(|outcome| is_as_recorded(outcome) && outcome.fits());
+        match limited {
+            Some(_) if recorded < outcome.books.reserved.peak => Totals::UnderLimit(recorded),
+            Some(_) | None => Totals::Missed(recorded, outcome.books.reserved.peak),
+        }
+    }
 }
 
 impl<'a> Bench<'a> {
@@ -64,16 +112,47 @@ impl<'a> Bench<'a> {
         let laboratory = Laboratory::new(stream)
             .map_err(|why| format!("device {} cannot be replayed: {why}", stream.device))?;
         let self_check = laboratory.self_check(machine.torch_version);
-        Ok(Bench { stream, laboratory, self_check, reactions: reactions(stream), machine })
+        let totals = Totals::of(stream, &laboratory, &self_check);
+        Ok(Bench { stream, laboratory, self_check, reactions: reactions(stream), machine, totals })
     }
 
     pub(super) fn question(&self, policy: &str, options: &str) -> Question {
-        self.machine.question(self.stream, self.self_check.torch_version, policy, options)
+        let asked = self.machine.question(self.stream, self.self_check.torch_version, policy, options);
+        match self.totals {
+            Totals::UnderLimit(limit) if self.has_own_limit() => Question { limit: Some(limit), ..asked },
+            Totals::UnderLimit(_) | Totals::Reproduced | Totals::Missed(..) => asked,
+        }
+    }
+
+    /// The run had a limit of its own, and no other was asked about.
+    fn has_own_limit(&self) -> bool {
+        matches!(self.totals, Totals::UnderLimit(_)) && !self.machine.is_of_a_card()
+    }
+
+    /// What a reader must know of the limit under which the run is replayed.
+    pub(super) fn limit_note(&self) -> Option<String> {
+        let Totals::UnderLimit(limit) = self.totals else { return None };
+        let limit = iec(limit);
+        Some(match self.has_own_limit() {
+            true => format!(
+                "replayed under a limit of {limit}: the recorded totals come out only so, as where the program calls \
+                 set_per_process_memory_fraction; its exact limit is not in the trace (--limit says otherwise)"
+            ),
+            false => format!("the program had a limit of its own, of {limit} or somewhat more"),
+        })
     }
 
     /// Why no answer is better than a guess.
     pub(super) fn doubt(&self) -> Option<String> {
-        doubt(self.stream, &self.self_check).map(|why| format!("a guess: {why}"))
+        let missed = || match self.totals {
+            Totals::Missed(recorded, replayed) => Some(format!(
+                "the replay of the recorded setting reserves {}, and the program reserved {}",
+                iec(replayed),
+                iec(recorded)
+            )),
+            Totals::Reproduced | Totals::UnderLimit(_) => None,
+        };
+        doubt(self.stream, &self.self_check).or_else(missed).map(|why| format!("a guess: {why}"))
     }
 
     /// # Errors
@@ -89,6 +168,11 @@ impl<'a> Bench<'a> {
     pub(super) fn simulated(&self, question: Question, mut answer: Answer) -> Simulated {
         if answer.confidence == Confidence::Exact && self.doubt().is_some() {
             answer.confidence = Confidence::Guess;
+        }
+        // How high the program's own limit was is not known, and other settings may depend on it.
+        let is_recorded = question.options == self.stream.settings.options.as_deref().unwrap_or_default();
+        if answer.confidence == Confidence::Exact && self.has_own_limit() && !is_recorded {
+            answer.confidence = Confidence::Interval;
         }
         let shares = self.laboratory.shares(&question, &answer.outcome);
         let shares = shares.filter(|_| self.machine.is_of_a_card());

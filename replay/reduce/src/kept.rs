@@ -28,6 +28,8 @@ pub(super) struct KeptPart {
 #[derive(Deserialize, Serialize)]
 struct KeptVerdict {
     kind: String,
+    #[serde(default)]
+    cause: String,
     also: Vec<String>,
     section: KeptSection,
 }
@@ -91,6 +93,7 @@ impl KeptPart {
             command: part.command.clone(),
             verdict: part.verdict.as_ref().map(|verdict| KeptVerdict {
                 kind: verdict.kind.to_owned(),
+                cause: verdict.cause.clone(),
                 also: verdict.also.iter().map(|it| (*it).to_owned()).collect(),
                 section: kept_section(&verdict.section),
             }),
@@ -107,6 +110,7 @@ impl KeptPart {
             None => None,
             Some(verdict) => Some(Verdict {
                 kind: name(verdict.kind)?,
+                cause: verdict.cause,
                 also: verdict.also.into_iter().map(name).collect::<Result<_, _>>()?,
                 section: section(verdict.section)?,
             }),
@@ -248,7 +252,8 @@ mod tests {
             .remark("n", "n", Value::Missing, "remark")
             .table(table)
             .line(Mood::Bad, "bad");
-        let verdict = Verdict { kind: "leak", also: vec!["hang"], section: section.clone() };
+        let verdict =
+            Verdict { kind: "leak", cause: "a cause".into(), also: vec!["hang"], section: section.clone() };
         let part =
             Part { title: "t".into(), verdict: Some(verdict), sections: vec![section], ..Part::default() };
         assert_eq!(format!("{:?}", again(&part)), format!("{:?}", Ok::<_, String>(part)));

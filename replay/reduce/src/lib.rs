@@ -174,8 +174,8 @@ fn understood(source: &Source) -> Understood<'_> {
     let (mut roles, mut budget) = (vec![], None);
     match lives {
         Some(lives) => {
-            let (definitions, sites) = (source.definitions(), &story.ledger.sites);
-            story.lifetimes = Some(Lifetimes::of(lives, definitions, sites, &Categories::default()));
+            let lifetimes = Lifetimes::of(lives, source.definitions(), &story.ledger, &Categories::default());
+            story.lifetimes = Some(lifetimes);
             // Without this replay the verdict would be another.
             let is_short = effort::SUMMARY.covers(story.ledger.n_events as usize);
             let requests = IfShort::new(source, is_short);

@@ -16,9 +16,10 @@ pub mod summary;
 use gputrace_analyse::story::Story;
 use model::{Part, Section};
 
-/// What is said about one story.
+/// What is said about one story; what its file does not hold comes first.
 #[must_use]
-pub fn part(story: &Story, sections: Vec<Section>) -> Part {
+pub fn part(story: &Story, mut sections: Vec<Section>) -> Part {
+    sections.splice(0..0, sections::history::section(story));
     Part {
         title: title(story),
         trace: Some(story.path.clone()),

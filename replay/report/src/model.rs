@@ -37,7 +37,9 @@ pub struct Part {
 pub struct Verdict {
     /// For programs: one of few words, snake_case.
     pub kind: &'static str,
-    /// Of the same words, what else is wrong.
+    /// What people call its cause; empty where none is known.
+    pub cause: String,
+    /// Of the words of `kind`, what else is wrong.
     pub also: Vec<&'static str>,
     /// The lines.
     pub section: Section,

@@ -161,3 +161,33 @@ impl Definitions for Trace {
         Trace::communicator(self, id)
     }
 }
+
+/// What a snapshot does not hold of a device: the births of what was held when its history began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Before {
+    /// Which.
+    pub device: i16,
+    /// Blocks that were held when the history began: the first blocks of the device's events.
+    pub n_blocks: u64,
+    /// There is a history.
+    pub has_history: bool,
+}
+
+impl Before {
+    const NAME: &str = "snapshot.before=";
+
+    /// As a note of a trace.
+    #[must_use]
+    pub fn note(self) -> String {
+        let kind = if self.has_history { "history" } else { "none" };
+        format!("{}{} {} {kind}", Before::NAME, self.device, self.n_blocks)
+    }
+
+    /// From such a note.
+    #[must_use]
+    pub fn of_note(note: &str) -> Option<Before> {
+        let mut words = note.strip_prefix(Before::NAME)?.split(' ');
+        let (device, n_blocks) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        Some(Before { device, n_blocks, has_history: words.next()? == "history" })
+    }
+}

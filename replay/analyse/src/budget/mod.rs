@@ -351,7 +351,7 @@ fn row_of(roles: &Roles, number: u16) -> Row {
         Role::Gradients => Row::Gradients,
         Role::Optimizer => Row::Optimizer,
         Role::Workspaces => Row::Workspaces,
-        Role::Kept | Role::Unknown => Row::Tensors,
+        Role::Kept | Role::Before | Role::Unknown => Row::Tensors,
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::cmp::Reverse;
 
-use gputrace_schemas::event::{Bytes, HOST};
+use gputrace_schemas::event::{Bytes, HOST, Nanos};
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::{AbandonedPool, Named, Unfreed};
 use crate::callers::callers;
 use gputrace_analyse::growth::{Course, Growth, MIN_RISES, Place, Rising, Spread, Trend};
+use gputrace_analyse::repetition::{By, Kept, REPEATED, Repeated, Rounds};
 use gputrace_analyse::story::{End, Story};
 use gputrace_report::sections::pools;
 use gputrace_trace::Definitions;
@@ -58,6 +60,12 @@ pub struct RisingSite {
     pub(super) trend: Trend,
     pub(super) course: Course,
     pub(super) n_windows: usize,
+    /// How often it left memory.
+    #[serde(default)]
+    pub(super) repeated: Option<Repeated>,
+    /// Which line it is in the books, while these are there.
+    #[serde(skip)]
+    pub(super) place: Option<Place>,
 }
 
 impl RisingSite {
@@ -98,7 +106,9 @@ impl Found {
             let named = Named { site: together(story, &spread), ..known_as.clone() };
             let Spread { account, trend, n_windows, .. } = spread;
             let course = Course::GoesOn;
-            found.spread.push(RisingSite { named, known_as, account, trend, course, n_windows });
+            let (repeated, place) = (None, Some(place));
+            let site = RisingSite { named, known_as, account, trend, course, n_windows, repeated, place };
+            found.spread.push(site);
         }
         let has_steps =
             training.is_some_and(|it| matches!(it.source, StepSource::Ranges(_) | StepSource::Optimizer));
@@ -106,6 +116,20 @@ impl Found {
         let has_turns = training.is_some_and(|it| it.n_steps >= LEAST_TURNS);
         let computes =
             |site| story.ledger.sites.stacks_of(site).any(|stack| is_in_module(definitions, stack));
+        let rounds = Rounds::of(&story.ledger, definitions, growth.repetition());
+        let held = Holders::at_end(&rounds);
+        let mut add = |place: Place, trend, course: Course, n_windows, repeated| {
+            let (known_as, account) = (named(story, place), place.account);
+            let mut named = known_as.clone();
+            if course.goes_on() {
+                named.site.push_str(&callers(story, definitions, place));
+            }
+            found.can_tell |= course.goes_on();
+            let place = Some(place);
+            let site = RisingSite { named, known_as, account, trend, course, n_windows, repeated, place };
+            found.rising.push(site);
+        };
+        let mut known = vec![];
         for Rising { place, trend, course, n_windows } in rising {
             if is_segment(story, place) {
                 continue;
@@ -116,14 +140,24 @@ impl Found {
                 Course::OnlyTakes if has_steps || has_turns && computes(place.site) => Course::GoesOn,
                 course => course,
             };
-            found.can_tell |= course.goes_on();
-            let (known_as, account) = (named(story, place), place.account);
-            let mut named = known_as.clone();
-            if course.goes_on() {
-                named.site.push_str(&callers(story, definitions, place));
-            }
-            found.rising.push(RisingSite { named, known_as, account, trend, course, n_windows });
+            let (course, repeated) = held.judged(place, course);
+            known.extend(course.goes_on().then_some(place));
+            add(place, trend, course, n_windows, repeated);
         }
+        // Up to a failure: what cleans up after it hides what had grown. And what few repetitions show.
+        let failed = story.ledger.devices.keys().filter_map(|device| Holders::at_failure(&rounds, *device));
+        let failed: Vec<Holders<'_>> = failed.collect();
+        for holders in failed.iter().chain(std::iter::once(&held)) {
+            for (place, repeated) in holders.repeatedly(story) {
+                if !known.contains(&place) && !is_segment(story, place) {
+                    known.push(place);
+                    let (growth, confidence) = (repeated.bytes.0, repeated.confidence());
+                    let trend = Trend { growth, per_window: 0.0, confidence };
+                    add(place, trend, Course::GoesOn, 0, Some(repeated));
+                }
+            }
+        }
+        found.rising.sort_by_key(|site| Reverse(site.trend.growth));
         for (place, bytes, objects) in unfreed(story) {
             if !is_segment(story, place) {
                 let row = Unfreed { named: named(story, place), bytes, objects };
@@ -132,6 +166,106 @@ impl Found {
         }
         found
     }
+}
+
+/// What is held at a moment, by line.
+struct Holders<'a> {
+    rounds: &'a Rounds<'a>,
+    until: Nanos,
+    by_place: FxHashMap<Place, Vec<Kept>>,
+    bytes: u64,
+}
+
+impl<'a> Holders<'a> {
+    /// Of what is held, this part at least makes growth worth a word that only few repetitions show: one in so many.
+    const LEAST: u64 = 20;
+
+    fn at_end(rounds: &'a Rounds<'a>) -> Holders<'a> {
+        Holders::of(rounds, Nanos(u64::MAX), rounds.at_end())
+    }
+
+    fn at_failure(rounds: &'a Rounds<'a>, device: i16) -> Option<Holders<'a>> {
+        let failure = rounds.failure(device)?;
+        Some(Holders::of(rounds, failure.time, failure.kept.clone()))
+    }
+
+    fn of(rounds: &'a Rounds<'a>, until: Nanos, kept: Vec<Kept>) -> Holders<'a> {
+        let (mut by_place, mut bytes): (FxHashMap<Place, Vec<Kept>>, u64) = (FxHashMap::default(), 0);
+        for it in kept {
+            bytes = bytes.saturating_add(it.bytes.0);
+            by_place.entry(it.place).or_default().push(it);
+        }
+        Holders { rounds, until, by_place, bytes }
+    }
+
+    /// What a rise is in truth, by how often the line left memory.
+    fn judged(&self, place: Place, course: Course) -> (Course, Option<Repeated>) {
+        let Some(kept) = self.by_place.get(&place) else { return (course, None) };
+        let Some(repeated) = self.rounds.judge(kept, self.until) else { return (course, None) };
+        let by_rounds = self.rounds.by_rounds(kept, self.until);
+        let is_once = match repeated.by {
+            By::Call(_) | By::Round => repeated.left < REPEATED || kept[0].is_of_graph,
+            By::Own => false,
+        };
+        let course = match course {
+            Course::GoesOn if is_once => Course::Once(repeated.left.min(REPEATED - 1)),
+            Course::GoesOn if self.rounds.is_of_one_step(kept) => Course::Once(1),
+            // Work is done in between: it is not the program that gets ready, whatever its functions are called.
+            Course::Preparing | Course::OnlyTakes if !kept[0].is_of_graph && by_rounds.left >= REPEATED => {
+                Course::GoesOn
+            }
+            course => course,
+        };
+        // Rounds of work are what people count, where there are several objects in each.
+        let is_by_rounds =
+            by_rounds.left >= REPEATED && by_rounds.is_to_the_end && by_rounds.left < repeated.left;
+        let repeated = match repeated.by {
+            By::Call(_) => repeated,
+            By::Round => by_rounds,
+            By::Own if is_by_rounds => by_rounds,
+            By::Own => repeated,
+        };
+        (course, Some(repeated))
+    }
+
+    /// Lines that left memory in most repetitions, however few these were, most first.
+    fn repeatedly(&self, story: &Story) -> Vec<(Place, Repeated)> {
+        let mut found: Vec<(Place, Repeated)> = self
+            .by_place
+            .iter()
+            .filter(|(place, _)| matches!(place.account, Account::Blocks | Account::Buffers))
+            .filter(|(_, kept)| !kept[0].is_of_graph && !self.rounds.is_of_one_step(kept))
+            .filter_map(|(place, kept)| {
+                let repeated = self.rounds.judge(kept, self.until)?;
+                let repeated = match repeated.by {
+                    By::Call(_) => repeated,
+                    // Of what nothing was given back, so that it is no queue.
+                    By::Own if is_mostly_kept(story, *place, kept.len()) => {
+                        self.rounds.by_rounds(kept, self.until)
+                    }
+                    By::Round => self.rounds.by_rounds(kept, self.until),
+                    By::Own => return None,
+                };
+                let is_much = repeated.bytes.0.saturating_mul(Holders::LEAST) >= self.bytes;
+                (repeated.grows() && is_much).then_some((*place, repeated))
+            })
+            .collect();
+        found.sort_by_key(|(place, repeated)| (Reverse(repeated.bytes), *place));
+        found
+    }
+}
+
+/// Whether a line gave next to nothing back of what it ever got.
+fn is_mostly_kept(story: &Story, place: Place, n_kept: usize) -> bool {
+    let Some(books) = story.ledger.devices.get(&place.device) else { return false };
+    let books = match place.account {
+        Account::Blocks => books.torch.as_ref().map(|torch| &torch.blocks),
+        Account::Buffers => books.pjrt.as_ref().map(|pjrt| &pjrt.buffers),
+        _ => None,
+    };
+    let gains =
+        books.and_then(|books| books.sites().find(|part| part.id == place.site)).map(|part| part.gains);
+    gains.is_some_and(|gains| n_kept as u64 * 3 >= gains * 2)
 }
 
 impl Found {

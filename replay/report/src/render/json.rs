@@ -24,6 +24,7 @@ fn part(part: &Part) -> Json {
     if let Some(verdict) = &part.verdict {
         let mut section = section(&verdict.section);
         section["kind"] = verdict.kind.into();
+        section["cause"] = Some(verdict.cause.as_str()).filter(|cause| !cause.is_empty()).into();
         section["also"] = verdict.also.clone().into();
         json.insert("verdict".into(), section);
     }

@@ -11,6 +11,7 @@ mod figures;
 pub mod gap;
 mod heaps;
 mod hidden;
+pub mod history;
 mod holders;
 mod jax;
 mod kinds;

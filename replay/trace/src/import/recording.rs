@@ -21,7 +21,7 @@ use gputrace_sim::simulator::{Observer, run};
 use super::Trace;
 use super::host::{HostAction, HostEvent};
 use super::snapshot::{Extras, ImportError, Snapshot, read_with_extras};
-use crate::Recording;
+use crate::{Before, Recording};
 
 /// `cudaErrorNotReady`, cuda.h.
 const NOT_READY: i32 = 600;
@@ -91,11 +91,21 @@ fn record(Snapshot { trace, extras, host, stacks: known }: &Snapshot) -> Recordi
         ..Process::default()
     };
     let thread = ThreadId(0);
-    for note in &trace.notes {
+    let before: Vec<String> = trace.devices.iter().filter_map(before).collect();
+    for note in trace.notes.iter().chain(&before) {
         let kind = EventKind::Note(note.clone());
         recording.events.insert(0, Event { time: start, thread, stack: StackId(0), kind });
     }
     recording
+}
+
+/// What a device's history does not hold, as a note that [`crate::Before`] reads.
+fn before(stream: &OpStream) -> Option<String> {
+    let n_before = stream.initial_allocs.len() as u64;
+    // What was only given back says nothing of who asked.
+    let has_history = stream.ops.iter().any(|op| matches!(op, Op::Alloc(_) | Op::Oom(_)));
+    let before = Before { device: stream.device as i16, n_blocks: n_before, has_history };
+    (n_before > 0 || !has_history).then(|| before.note())
 }
 
 fn stacks(recording: &mut Recording, stacks: &ops::Stacks) {

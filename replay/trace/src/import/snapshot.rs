@@ -73,6 +73,10 @@ pub enum ImportError {
     },
 }
 
+/// What a snapshot is that says who holds what, and not how it came to that.
+const NO_HISTORY: &str = "it has no history: call torch.cuda.memory._record_memory_history() before the program allocates, \
+     and torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") at the end";
+
 /// Reads a snapshot file.
 ///
 /// # Errors
@@ -309,7 +313,7 @@ impl RawSegment {
                     requested: number(*block, "requested_size").unwrap_or(bytes).min(bytes),
                     active: state.starts_with("active"),
                     pending: state.starts_with("active") && state != "active_allocated",
-                    frames: heap.get(*block, "frames").unwrap_or(Value::None),
+                    frames: frames_of(heap, *block),
                 })
             })
             .collect();
@@ -329,6 +333,19 @@ impl RawSegment {
             blocks,
         })
     }
+}
+
+/// From where a block was asked for: in its `frames`, or until PyTorch 2.0 in those of its `history`, whose newest entry is the first.
+fn frames_of(heap: &Heap, block: Value) -> Value {
+    let frames = |of: Value| {
+        let frames = heap.get(of, "frames")?;
+        heap.elements(frames).is_some_and(|all| !all.is_empty()).then_some(frames)
+    };
+    let of_history = || {
+        let history = heap.elements(heap.get(block, "history")?)?;
+        history.iter().find_map(|entry| frames(*entry))
+    };
+    frames(block).or_else(of_history).unwrap_or(Value::None)
 }
 
 fn pair(heap: &Heap, value: Value) -> Option<(u64, u64)> {
@@ -444,7 +461,9 @@ impl<'a> Importer<'a> {
         self.layout_at_end(segments)?;
         self.layout_at_start(n_at_start);
         let extras = std::mem::take(&mut self.extras);
-        let (stream, notes) = self.finish(rows.is_empty(), n_at_start);
+        // Rows that say nothing, as the `snapshot` of PyTorch 2.0, are no history.
+        let is_empty = self.builder.stream_mut().ops.is_empty();
+        let (stream, notes) = self.finish(is_empty, n_at_start);
         Ok((stream, notes, extras))
     }
 
@@ -763,9 +782,7 @@ impl<'a> Importer<'a> {
         let mut notes = Vec::new();
         let starts_late = n_at_start > 0 || !self.builder.stream_mut().initial_allocs.is_empty();
         let history = if is_empty {
-            History::Broken(
-                "it holds no history: record one with torch.cuda.memory._record_memory_history()".into(),
-            )
+            History::Broken(NO_HISTORY.into())
         } else if self.n_contradictions > 0 {
             History::Broken(format!(
                 "{} events contradict each other ({}): events are missing (skip_actions?)",

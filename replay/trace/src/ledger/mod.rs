@@ -48,7 +48,7 @@ pub use heaps::{is_arena, is_heap, is_pinned_cache};
 pub use hidden::{Cause, HiddenStep, Pages, Sampled, Samples};
 pub use phases::{PhaseId, Phases};
 pub use pjrt::{Buffer, Executable, Need, PjrtBooks, PjrtOom};
-pub use sites::{NameId, OwnerId, Site, SiteId, Sites, call_site};
+pub use sites::{Line, ModelCall, NameId, OwnerId, Site, SiteId, Sites, call_site};
 pub use torch::{Block, Step, Stranger, TorchBooks, TorchOom, Wall, asked_about};
 pub use training::{StepSource, Training, TrainingStep, is_in_module};
 pub use watch::{Unwatched, Watch};
@@ -770,6 +770,10 @@ impl Ledger {
         if let Some(oom) = ran_out {
             self.ran_out = Some(OutOfMemory { device, ..oom });
             books.physical.remember();
+            // Who held it, where a library is refused, is PyTorch as often as not.
+            if let Some(torch) = self.torch.devices.get_mut(&device) {
+                torch.blocks.remember();
+            }
         }
         if self.refusals.len() == MAX_REFUSALS {
             self.refusals.remove(0);

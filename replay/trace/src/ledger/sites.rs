@@ -81,6 +81,30 @@ pub(super) struct Origin {
     pub(super) phase: PhaseId,
     /// The program got ready there.
     pub(super) prepares: bool,
+    /// The call of the model whose code asked.
+    pub(super) model_call: Option<ModelCall>,
+}
+
+/// That the code of a model asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ModelCall {
+    /// The line that called the outermost model on the stack, by its number: [`Sites::line`].
+    pub caller: u32,
+    /// The line of that model that it was in, as a number of the same kind.
+    pub inside: u32,
+    /// That model called no other.
+    pub is_leaf: bool,
+}
+
+/// A line of Python.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Deserialize, Serialize)]
+pub struct Line {
+    /// Its function.
+    pub function: String,
+    /// Its file.
+    pub file: String,
+    /// Its number.
+    pub line: u32,
 }
 
 /// All places seen so far.
@@ -92,6 +116,7 @@ pub struct Sites {
     origins: FxHashMap<(StackId, bool), Origin>,
     threads: FxHashMap<ThreadId, bool>,
     calls: FxHashMap<(ApiId, StackId), NameId>,
+    lines: Interned<Line>,
 }
 
 impl Sites {
@@ -123,6 +148,18 @@ impl Sites {
     #[must_use]
     pub fn prepares(&self, stack: StackId) -> bool {
         self.origins.get(&(stack, false)).is_some_and(|origin| origin.prepares)
+    }
+
+    /// The call of the outermost model in whose code a stack is; none in the backward pass.
+    #[must_use]
+    pub fn model_call(&self, stack: StackId) -> Option<ModelCall> {
+        self.origins.get(&(stack, false))?.model_call
+    }
+
+    /// A line that calls a model, or of one.
+    #[must_use]
+    pub fn line(&self, number: u32) -> Option<&Line> {
+        self.lines.values.get(number as usize)
     }
 
     /// All stacks that were seen there.
@@ -163,8 +200,14 @@ impl Sites {
         let owner = OwnerId(self.owners.id(owner.name));
         let site = SiteId(self.sites.id(Site { owner, ..site }));
         let prepares = frames.is_some_and(|frames| preparing::prepares(definitions, frames));
+        let model_call = frames.and_then(|frames| model_call(definitions, frames));
+        let model_call = model_call.map(|(caller, inside, is_leaf)| ModelCall {
+            caller: self.lines.id(caller),
+            inside: self.lines.id(inside),
+            is_leaf,
+        });
         let phase = PhaseId::default();
-        let origin = Origin { owner, site, torch, native, through_runtime, phase, prepares };
+        let origin = Origin { owner, site, torch, native, through_runtime, phase, prepares, model_call };
         self.origins.insert((stack, is_nccl), origin);
         origin
     }
@@ -204,6 +247,44 @@ impl Sites {
         self.calls.insert((api, stack), name);
         name
     }
+}
+
+/// The file of `Module.__call__`.
+const MODULE: &str = "/torch/nn/modules/module.py";
+
+/// The line that calls the outermost model on a stack, the line of that model, and whether that calls no other. A model is what is called by
+/// `Module.__call__`, or what has a function `forward`.
+fn model_call(definitions: &dyn Definitions, stack: &Stack) -> Option<(Line, Line, bool)> {
+    if stack.backward.is_some() {
+        return None;
+    }
+    let lines: Vec<_> =
+        python_lines(definitions, stack).filter(|(_, file, _)| !file.contains(MODULE)).collect();
+    let is_forward = |(function, ..): &(&str, &str, u32)| function.rsplit('.').next() == Some("forward");
+    let called = calls(definitions, stack);
+    let is_by_call = |idx: usize| called.contains(&idx);
+    let outermost = (0..lines.len()).rev().find(|idx| is_forward(&lines[*idx]) || is_by_call(*idx))?;
+    let caller = lines.get(outermost + 1)?;
+    let n_models = (0..=outermost).filter(|idx| is_forward(&lines[*idx]) || is_by_call(*idx)).count();
+    let line = |(function, file, line): &(&str, &str, u32)| Line {
+        function: (*function).to_owned(),
+        file: (*file).to_owned(),
+        line: *line,
+    };
+    Some((line(caller), line(&lines[outermost]), n_models == 1))
+}
+
+/// Which lines of a stack, without those of `Module.__call__` itself, are called by it.
+fn calls(definitions: &dyn Definitions, stack: &Stack) -> Vec<usize> {
+    let (mut n, mut called) = (0_usize, vec![]);
+    for (function, file, _) in python_lines(definitions, stack) {
+        match file.contains(MODULE) {
+            true if function.ends_with("_call_impl") && n > 0 => called.push(n - 1),
+            true => {}
+            false => n += 1,
+        }
+    }
+    called
 }
 
 /// The function of the CUDA runtime that was called, shared or inside the program: the outermost of its frames that has an exported name. One

@@ -1,0 +1,214 @@
+//! What PyTorch's blocks held at one moment, by line, and what their stacks show: facts that causes are made of.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Bytes, Frame, Nanos, StackId};
+use gputrace_sim::stacks::python_package;
+use rustc_hash::FxHashMap;
+
+use crate::lives::{Life, Lives, NEVER};
+use crate::roles::{self, Roles};
+use gputrace_trace::Definitions;
+use gputrace_trace::backward::python_lines;
+use gputrace_trace::ledger::SiteId;
+
+/// Most sizes that are kept of one line.
+const MOST_SIZES: usize = 4096;
+
+/// What was held at a moment.
+#[derive(Clone, Debug, Default)]
+pub struct HeldAt {
+    /// On which device.
+    pub device: i16,
+    /// When.
+    pub time: Nanos,
+    /// All of PyTorch's blocks.
+    pub bytes: Bytes,
+    /// By line, role and stack's facts, most first.
+    pub holders: Vec<Holder>,
+}
+
+/// What one line held for one purpose.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    /// Which line.
+    pub site: SiteId,
+    /// What for: an index of [`crate::lifetimes::Lifetimes::role_names`].
+    pub role: u16,
+    /// What the stacks show.
+    pub signs: Signs,
+    /// How much.
+    pub bytes: Bytes,
+    /// In how many blocks.
+    pub blocks: u64,
+    /// On which streams.
+    pub streams: Vec<Option<u64>>,
+    /// What was asked for, each size with its number.
+    pub sizes: BTreeMap<Bytes, u64>,
+    /// When the first of it was asked for.
+    pub since: Nanos,
+    /// A stack of it.
+    pub stack: StackId,
+}
+
+macro_rules! signs {
+    ($( $(#[$doc:meta])* $sign:ident, )*) => {
+        /// What a stack shows, as far as causes ask for it.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Sign { $( $(#[$doc])* $sign, )* }
+    };
+}
+
+signs! {
+    /// In `torch.load`, or in a loader of safetensors.
+    Load,
+    /// In the `foreach` implementation of an optimizer: it works on lists of tensors.
+    Foreach,
+    /// In a hook of a module, in the user's code.
+    Hook,
+    /// In the backward pass.
+    Backward,
+    /// In an optimizer.
+    Optimizer,
+    /// Where modules make or move their parameters.
+    Model,
+    /// A workspace of cuBLAS.
+    Workspace,
+    /// In the code of a model.
+    Forward,
+    /// In a function of `torch.nn.functional`: a loss, an activation.
+    Functional,
+    /// Moved to the GPU by the user's own line (`.cuda()`, `.to()`), or made there.
+    Own,
+}
+
+/// Several of these.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Signs(u16);
+
+impl Signs {
+    /// Whether a stack shows it.
+    #[must_use]
+    pub fn has(self, sign: Sign) -> bool {
+        self.0 & (1 << sign as u16) != 0
+    }
+
+    fn with(self, sign: Sign, is_there: bool) -> Signs {
+        if is_there { Signs(self.0 | 1 << sign as u16) } else { self }
+    }
+
+    /// Of a stack.
+    #[must_use]
+    pub fn of(definitions: &dyn Definitions, id: StackId, requested: Bytes) -> Signs {
+        let Some(stack) = definitions.stack(id) else { return Signs::default() };
+        let lines: Vec<(&str, &str, u32)> = python_lines(definitions, stack).collect();
+        let any = |is: &dyn Fn(&str, &str) -> bool| {
+            lines.iter().any(|(function, file, _)| is(last(function), file))
+        };
+        let is_load = any(&|function, file| {
+            file.contains("/torch/serialization.py")
+                || file.contains("/safetensors/") && function.starts_with("load")
+        });
+        let is_foreach =
+            any(&|function, file| file.contains("/torch/optim/") && function.starts_with("_multi_tensor"));
+        let is_hook = lines.windows(2).any(|pair| {
+            let ((function, file, _), (caller, module, _)) = (pair[0], pair[1]);
+            let is_called = module.contains("/torch/nn/modules/module.py")
+                && matches!(last(caller), "_call_impl" | "inner");
+            is_called && last(function) != "forward" && python_package(file).is_none()
+        });
+        let is_native_engine = stack.frames.iter().filter_map(|frame| definitions.frame(*frame)).any(
+            |frame| matches!(frame, Frame::Native { function, .. } if function.contains("torch::autograd::Engine::")),
+        );
+        let facts = roles::places(definitions, id);
+        Signs::default()
+            .with(Sign::Load, is_load)
+            .with(Sign::Foreach, is_foreach)
+            .with(Sign::Hook, is_hook)
+            .with(Sign::Backward, stack.backward.is_some() || is_native_engine || facts.backward)
+            .with(Sign::Optimizer, facts.optimizer)
+            .with(Sign::Model, facts.model)
+            .with(Sign::Workspace, roles::is_workspace(definitions, id, requested))
+            .with(Sign::Forward, facts.forward || any(&|function, _| function == "forward"))
+            .with(Sign::Functional, any(&|_, file| file.contains("/torch/nn/functional.py")))
+            .with(Sign::Own, lines.first().is_some_and(|(_, file, _)| python_package(file).is_none()))
+    }
+}
+
+fn last(function: &str) -> &str {
+    function.rsplit('.').next().unwrap_or(function)
+}
+
+/// What stacks show, each looked at once.
+pub(crate) struct SignsOf<'a> {
+    definitions: &'a dyn Definitions,
+    known: FxHashMap<(StackId, bool), Signs>,
+}
+
+impl<'a> SignsOf<'a> {
+    pub(crate) fn new(definitions: &'a dyn Definitions) -> SignsOf<'a> {
+        SignsOf { definitions, known: FxHashMap::default() }
+    }
+
+    fn of(&mut self, life: &Life) -> Signs {
+        let is_of_size = roles::is_workspace_size(life.requested);
+        let definitions = self.definitions;
+        *self
+            .known
+            .entry((life.stack, is_of_size))
+            .or_insert_with(|| Signs::of(definitions, life.stack, life.requested))
+    }
+}
+
+impl HeldAt {
+    /// The lives of a device that `is_held` names.
+    pub(crate) fn of(
+        lives: &Lives,
+        roles: &Roles,
+        (device, time): (i16, Nanos),
+        signs: &mut SignsOf<'_>,
+        is_held: impl Fn(&Life) -> bool,
+    ) -> HeldAt {
+        let mut by_line: FxHashMap<(SiteId, u16, Signs), Holder> = FxHashMap::default();
+        let mut bytes = 0_u64;
+        let own =
+            lives.list.iter().zip(&roles.of_lives).filter(|(life, _)| life.device == device && is_held(life));
+        for (life, role) in own {
+            bytes = bytes.saturating_add(life.bytes.0);
+            let signs = signs.of(life);
+            let holder = by_line.entry((life.site, *role, signs)).or_insert_with(|| Holder {
+                site: life.site,
+                role: *role,
+                signs,
+                bytes: Bytes(0),
+                blocks: 0,
+                streams: vec![],
+                sizes: BTreeMap::new(),
+                since: life.since,
+                stack: life.stack,
+            });
+            holder.bytes.0 += life.bytes.0;
+            holder.blocks += 1;
+            if !holder.streams.contains(&life.stream) && holder.streams.len() < MOST_SIZES {
+                holder.streams.push(life.stream);
+            }
+            if holder.sizes.len() < MOST_SIZES || holder.sizes.contains_key(&life.requested) {
+                *holder.sizes.entry(life.requested).or_default() += 1;
+            }
+        }
+        let mut holders: Vec<Holder> = by_line.into_values().collect();
+        holders.sort_by_key(|holder| (Reverse(holder.bytes), holder.site, holder.role, holder.signs));
+        HeldAt { device, time, bytes: Bytes(bytes), holders }
+    }
+
+    /// All that holders with a property held.
+    pub fn sum(&self, is: impl Fn(&Holder) -> bool) -> Bytes {
+        Bytes(self.holders.iter().filter(|holder| is(holder)).map(|holder| holder.bytes.0).sum())
+    }
+}
+
+/// Whether a block was held at a time: from its request to the moment at which it was given back.
+pub(crate) fn is_held_at(life: &Life, time: Nanos) -> bool {
+    life.since <= time && (life.died == NEVER || life.until > time)
+}

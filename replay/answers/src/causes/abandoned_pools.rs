@@ -1,0 +1,48 @@
+//! Pools that keep memory for nobody: captures that failed, graphs that are gone.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{Case, Cause, Facts, Fix, Kind};
+use crate::leaks::{self, AbandonedPool};
+use gputrace_report::summary::used_devices;
+use gputrace_trace::words::{bytes, count};
+
+/// Worth a verdict from this part of the device's peak on: one in so many.
+const LEAST: u64 = 50;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "no graph can use it",
+    kind: Kind::Abandoned,
+    needs: "a private pool that was not released, and whose captures failed or whose graphs are gone",
+    against: "a graph of the pool that can still be launched",
+    claims: None,
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let pools: Vec<AbandonedPool> = leaks::abandoned(facts.story).collect();
+    let most = pools.iter().max_by_key(|pool| pool.bytes)?;
+    let all = pools.iter().fold(0_u64, |sum, pool| sum.saturating_add(pool.bytes.0));
+    let peak = used_devices(facts.story).map(|(_, books)| books.physical.peak().0).max().unwrap_or(0);
+    let others = match pools.len() {
+        1 => String::new(),
+        n => format!("; with {} more such pools {}", count(n as u64 - 1), bytes(Bytes(all))),
+    };
+    (all.saturating_mul(LEAST) >= peak).then(|| Case {
+        what: format!(
+            "{}: PyTorch's pool {} keeps {} that nobody can use: {}{others}",
+            most.named.device,
+            most.pool,
+            bytes(most.bytes),
+            most.why
+        ),
+        site: most.named.site.clone(),
+        bytes: Bytes(all),
+        sure: "certain: the pool's calls and the graphs' ends are in the trace".into(),
+        fix: Fix::words(
+            format!("mend the capture, or run without a graph: gives back {}", bytes(Bytes(all))),
+            "",
+        ),
+        verb: "leaks",
+    })
+}

@@ -1,0 +1,56 @@
+//! `empty_cache` by habit.
+
+use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_sim::stacks::python_package;
+
+use super::facts::device;
+use super::{Case, Cause, Facts, Fix, Kind};
+use gputrace_report::sections::cache;
+use gputrace_trace::ledger::SiteId;
+use gputrace_trace::words::{bytes, count, time};
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "`empty_cache` in the loop",
+    kind: Kind::Churned,
+    needs: "three calls at least of one line, and half of what they gave back was bought again",
+    against: "the call is a library's own, as when PyTorch captures a graph",
+    claims: None,
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let is_own = |site: SiteId| {
+        facts
+            .story
+            .ledger
+            .sites
+            .site(site)
+            .is_none_or(|site| site.file.is_empty() || python_package(&site.file).is_none())
+    };
+    let devices = cache::torches(facts.story).filter_map(|(ordinal, torch)| {
+        let habits = cache::habits(&torch.cache);
+        let (site, trims) = habits.into_iter().find(|(site, _)| is_own(*site))?;
+        Some((ordinal, torch, site, trims))
+    });
+    let (ordinal, torch, site, trims) = devices.max_by_key(|(.., trims)| trims.given.bytes)?;
+    let again = torch.cache.bought_again;
+    Some(Case {
+        what: format!(
+            "{}: memory was given back {} times, and PyTorch bought {} of it again",
+            device(ordinal),
+            count(trims.times),
+            bytes(again.bytes)
+        ),
+        site: facts.site(site),
+        bytes: Bytes(0),
+        sure: "certain: each call is in the trace".into(),
+        fix: Fix::words(
+            "remove the call, unless others need that memory: it lowers no peak",
+            format!(
+                "saves {} in the driver, as measured",
+                time(Nanos(trims.given.time.0.saturating_add(again.time.0)))
+            ),
+        ),
+        verb: "report --all",
+    })
+}

@@ -1,0 +1,283 @@
+//! The facts that causes are found by, each computed once.
+
+use gputrace_schemas::event::{Bytes, NO_DEVICE};
+use gputrace_sim::ops::OpStream;
+
+use super::{Case, Cause, Fix};
+use crate::leaks::{self, GrowingSite};
+use crate::postmortem::Postmortem;
+use gputrace_analyse::held::{HeldAt, Holder, Sign};
+use gputrace_analyse::lifetimes::Lifetimes;
+use gputrace_analyse::story::Story;
+use gputrace_report::summary::used_devices;
+use gputrace_trace::import::{Requests, Trace};
+use gputrace_trace::ledger::{Account, PjrtOom, Refusal, SiteId, TorchOom};
+use gputrace_trace::words::{bytes, count};
+
+/// A cause is worth a word from this part of what was held at the moment on: one in so many.
+const LEAST: u64 = 20;
+
+/// The request that failed last.
+#[derive(Clone, Copy)]
+pub enum Failure<'a> {
+    /// PyTorch's.
+    Torch(i16, &'a TorchOom),
+    /// Another's: the driver refused it.
+    Refused(&'a Refusal),
+    /// JAX's.
+    Jax(i16, &'a PjrtOom),
+}
+
+impl Failure<'_> {
+    /// On which device.
+    #[must_use]
+    pub fn device(self) -> i16 {
+        match self {
+            Failure::Torch(device, _) | Failure::Jax(device, _) => device,
+            Failure::Refused(refused) => refused.device,
+        }
+    }
+
+    /// What was asked for, if that is known.
+    #[must_use]
+    pub fn asked(self) -> Option<Bytes> {
+        match self {
+            Failure::Torch(_, error) => Some(error.requested.unwrap_or(error.bytes)),
+            Failure::Refused(refused) => Some(refused.bytes),
+            Failure::Jax(_, error) => error.bytes,
+        }
+    }
+}
+
+/// What is known of a process.
+pub struct Facts<'a> {
+    /// What was found in one pass.
+    pub found: &'a Postmortem,
+    /// The story.
+    pub story: &'a Story,
+    /// What lifetimes show.
+    pub lifetimes: Option<&'a Lifetimes>,
+    /// The request that failed last: the moment that matters, where there is one.
+    pub failure: Option<Failure<'a>>,
+    /// What PyTorch's blocks held then, else at the peak of the device that held most.
+    pub held: Option<&'a HeldAt>,
+    /// All that the device held then.
+    pub all: Bytes,
+    /// Where its requests are had, if it may be replayed.
+    pub trace: Option<&'a dyn Requests>,
+}
+
+impl<'a> Facts<'a> {
+    /// Of a process whose growth was watched.
+    #[must_use]
+    pub fn of(found: &'a Postmortem, trace: Option<&'a dyn Requests>) -> Facts<'a> {
+        let story = &found.story;
+        let lifetimes = story.lifetimes.as_ref();
+        let failure = failure(found);
+        let of_device = |all: &'a [HeldAt], device| all.iter().find(|held| held.device == device);
+        let held = lifetimes.and_then(|lifetimes| match failure {
+            Some(failure) => of_device(&lifetimes.at_failure, failure.device()),
+            None => lifetimes.at_peak.iter().max_by_key(|held| held.bytes),
+        });
+        let peaks = used_devices(story).map(|(_, books)| books.physical.peak().0);
+        let all = match failure {
+            Some(Failure::Torch(_, error)) => error.tracked.0.max(error.reserved.0),
+            Some(Failure::Refused(refused)) => refused.tracked.0,
+            Some(Failure::Jax(_, error)) => error.tracked.0,
+            None => peaks.max().unwrap_or(0).max(story.ledger.host.peak().0),
+        };
+        Facts { found, story, lifetimes, failure, held, all: Bytes(all), trace }
+    }
+
+    /// Whether so much is worth a word: it is a good part of what was held, or as much as the request that failed.
+    #[must_use]
+    pub fn is_much(&self, part: Bytes) -> bool {
+        let is_enough = self.failure.and_then(Failure::asked).is_some_and(|asked| part >= asked);
+        part.0 > 0 && (is_enough || part.0.saturating_mul(LEAST) >= self.all.0)
+    }
+
+    /// A line of the program.
+    #[must_use]
+    pub fn site(&self, site: SiteId) -> String {
+        self.story.ledger.sites.site_name(site)
+    }
+
+    /// What was held at the moment, line by line.
+    pub fn holders(&self) -> impl Iterator<Item = &'a Holder> {
+        self.held.into_iter().flat_map(|held| &held.holders)
+    }
+
+    /// Holders with a sign, their bytes, and the line that held most of it.
+    #[must_use]
+    pub fn with(&self, is: impl Fn(&Holder) -> bool) -> Option<(Bytes, &'a Holder)> {
+        let most = self.holders().find(|holder| is(holder))?;
+        let all = self.holders().filter(|holder| is(holder)).map(|holder| holder.bytes.0).sum();
+        Some((Bytes(all), most))
+    }
+
+    /// The name of a role.
+    #[must_use]
+    pub fn role(&self, holder: &Holder) -> &'a str {
+        let names = self.lifetimes.map_or(&[][..], |lifetimes| &lifetimes.role_names);
+        names.get(usize::from(holder.role)).map_or("", |(name, _)| name)
+    }
+
+    /// What the devices were asked, where that can be replayed.
+    #[must_use]
+    pub fn requests(&self) -> Option<&'a Trace> {
+        self.trace?.requests().ok()
+    }
+
+    /// What a device was asked.
+    #[must_use]
+    pub fn stream_of(&self, ordinal: i16) -> Option<&'a OpStream> {
+        let devices = &self.requests()?.devices;
+        devices.iter().find(|stream| i64::from(stream.device) == i64::from(ordinal))
+    }
+
+    /// What keeps growing, most first: where a request failed, on its device, and where it is much of what was held.
+    #[must_use]
+    pub fn growing(&self) -> Vec<&'a GrowingSite> {
+        match self.failure {
+            Some(failure) => self.found.leaks_of(failure.device()),
+            None => self.found.leaks.growing.iter().collect(),
+        }
+    }
+
+    /// The line that grows most, with what its stacks show.
+    #[must_use]
+    pub fn grown(&self) -> Option<Grown<'a>> {
+        let growing = self.growing();
+        let site = *growing.first()?;
+        let others = growing.iter().skip(1).filter_map(|site| site.place);
+        let holder = |site: SiteId| {
+            // Programs give back at their end.
+            let all = self
+                .lifetimes
+                .into_iter()
+                .flat_map(|it| it.at_failure.iter().chain(&it.at_peak).chain(&it.at_end));
+            all.flat_map(|held| &held.holders).find(|holder| holder.site == site)
+        };
+        let is_in_model = |place: &gputrace_analyse::growth::Place| {
+            holder(place.site).is_some_and(|it| it.signs.has(Sign::Forward) || it.signs.has(Sign::Backward))
+        };
+        let n_in_model = others.filter(is_in_model).count();
+        let most = site.place.and_then(|place| holder(place.site));
+        Some(Grown { site, holder: most, n_in_model, all: growing })
+    }
+
+    /// The case of a cause of growth, if the line that grows most is of it.
+    #[must_use]
+    pub fn growth_of(&self, cause: &Cause, fix: &str) -> Option<Case> {
+        let grown = self.grown()?;
+        super::claimant(&grown).filter(|claimant| claimant.name == cause.name)?;
+        Some(self.growth(&grown, fix))
+    }
+
+    fn growth(&self, grown: &Grown<'_>, fix: &str) -> Case {
+        let Grown { site, all, .. } = grown;
+        let each = site.repeated.as_ref().map(leaks::rate);
+        let each = each.or_else(|| site.per_step.map(|each| format!("{} each step", bytes(each))));
+        let each = each.map_or_else(String::new, |each| format!(": {each}"));
+        let others = match all.len() {
+            0 | 1 => String::new(),
+            2 => "; another line grows, too".into(),
+            n => format!("; {} other lines grow, too", count(n as u64 - 1)),
+        };
+        let sum = Bytes(all.iter().fold(0, |sum: u64, site| sum.saturating_add(site.growth.0)));
+        let (what, worth) = match self.failure {
+            Some(_) => (
+                format!("{} had grown until then{each}{others}", bytes(sum)),
+                "no setting of the allocator mends it",
+            ),
+            None => (
+                format!("memory held by this line grew by {} to the end{each}{others}", bytes(site.growth)),
+                "",
+            ),
+        };
+        Case {
+            what,
+            site: site.named.site.clone(),
+            bytes: sum,
+            sure: sure(site),
+            fix: Fix::words(fix, worth),
+            verb: "leaks",
+        }
+    }
+}
+
+/// What grows most.
+pub struct Grown<'a> {
+    /// The line.
+    pub site: &'a GrowingSite,
+    /// What it held, and what its stacks show; none for memory that is not PyTorch's blocks.
+    pub holder: Option<&'a Holder>,
+    /// Other growing lines inside of a model.
+    pub n_in_model: usize,
+    /// All of them.
+    pub all: Vec<&'a GrowingSite>,
+}
+
+impl Grown<'_> {
+    /// Whether the stacks of the line show this.
+    #[must_use]
+    pub fn has(&self, sign: Sign) -> bool {
+        self.holder.is_some_and(|holder| holder.signs.has(sign))
+    }
+
+    /// In which books it grows.
+    #[must_use]
+    pub fn account(&self) -> Option<Account> {
+        self.site.place.map(|place| place.account)
+    }
+}
+
+/// How sure it is that a line grows: of the statement that is made.
+fn sure(site: &GrowingSite) -> String {
+    let confidence = above(site.confidence);
+    match &site.repeated {
+        Some(repeated) if repeated.left < 7 => {
+            let n = count(repeated.left);
+            format!("{confidence}: {n} repetitions, and each left more; a longer run would confirm it")
+        }
+        Some(_) | None => format!("{confidence}: it rises steadily after the warm-up"),
+    }
+}
+
+/// A probability, rounded down: what is not certain is never shown as 100 %.
+pub(super) fn above(confidence: f64) -> String {
+    if confidence >= 0.999 {
+        "above 99.9 %".into()
+    } else {
+        format!("{:.1} %", (confidence * 1000.0).floor() / 10.0)
+    }
+}
+
+/// `cuda:0`.
+pub(crate) fn device(ordinal: i16) -> String {
+    if ordinal == NO_DEVICE { "a device".into() } else { format!("cuda:{ordinal}") }
+}
+
+/// The last request that failed for good: PyTorch's, or another's.
+fn failure(found: &Postmortem) -> Option<Failure<'_>> {
+    let errors = found.torch_devices().filter_map(|device| Some((device, found.torch_oom(device)?)));
+    let torch = errors.max_by_key(|(_, error)| error.time);
+    let torch = torch.map(|(device, error)| (error.time, Failure::Torch(device, error)));
+    let refused = found.story.ledger.refusals.iter().rev().find(|refusal| refusal.is_final);
+    let refused = refused.map(|refused| (refused.time, Failure::Refused(refused)));
+    let jax = found.jax_ooms().max_by_key(|(_, error)| error.time);
+    let jax = jax.map(|(device, error)| (error.time, Failure::Jax(device, error)));
+    // Of several at one time, the first of these.
+    let all = [torch, refused, jax].into_iter().flatten();
+    all.reduce(|last, next| if next.0 > last.0 { next } else { last }).map(|(_, failure)| failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::above;
+
+    #[test]
+    fn probabilities_are_rounded_down() {
+        assert_eq!([0.99, 0.9989, 0.99995].map(above), ["99.0 %", "99.8 %", "above 99.9 %"]);
+    }
+}

@@ -1,0 +1,200 @@
+//! What can be wrong with a program's memory: one file and one line in [`CAUSES`] for each cause.
+//!
+//! A cause has a name in the field's words, the facts it needs and those that speak against it, and finds its [`Case`]: the bytes it
+//! explains at the moment that matters (the request that failed, else the peak; for what grows, the end), the line of the program, how sure
+//! that is, and what to do. The verdict shows the case that explains most, and the next two. No cause knows of another, and none of how it
+//! is shown.
+
+use std::cmp::Reverse;
+
+use gputrace_schemas::event::Bytes;
+
+use gputrace_report::model::Value;
+
+mod abandoned_pools;
+mod caught_errors;
+mod checkpoint_on_gpu;
+mod double_backward;
+mod driver_memory_kept;
+mod emptied_cache;
+pub mod facts;
+mod foreach_optimizer;
+mod forward_hooks;
+mod idle_context;
+mod jax_outputs;
+mod kept_results;
+mod kept_with_graph;
+mod managed_beyond_card;
+mod neighbours;
+mod reference_cycles;
+mod reloaded_models;
+pub(crate) mod sizes_that_change;
+mod starved_library;
+mod streams_made_anew;
+mod uneven_devices;
+mod workspaces;
+
+pub use facts::{Facts, Failure};
+
+/// All causes.
+pub const CAUSES: &[Cause] = &[
+    abandoned_pools::CAUSE,
+    caught_errors::CAUSE,
+    checkpoint_on_gpu::CAUSE,
+    double_backward::CAUSE,
+    driver_memory_kept::CAUSE,
+    emptied_cache::CAUSE,
+    foreach_optimizer::CAUSE,
+    forward_hooks::CAUSE,
+    idle_context::CAUSE,
+    jax_outputs::CAUSE,
+    kept_results::CAUSE,
+    kept_with_graph::CAUSE,
+    managed_beyond_card::CAUSE,
+    neighbours::CAUSE,
+    reference_cycles::CAUSE,
+    reloaded_models::CAUSE,
+    sizes_that_change::CAUSE,
+    starved_library::CAUSE,
+    streams_made_anew::CAUSE,
+    uneven_devices::CAUSE,
+    workspaces::CAUSE,
+];
+
+/// What of a process's memory goes wrong, for programs and in the title.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Kind {
+    /// It grows to the end.
+    Grew,
+    /// It was kept longer than it was used.
+    Kept,
+    /// A pool of PyTorch's keeps memory that no graph can use.
+    Abandoned,
+    /// PyTorch reserved much more than was in use.
+    Wasted,
+    /// One device held more than another.
+    Uneven,
+    /// More was asked for than there is.
+    Beyond,
+    /// Others hold it.
+    Elsewhere,
+    /// Memory was given back only to be bought again: it costs time.
+    Churned,
+}
+
+impl Kind {
+    /// For programs, and for people.
+    #[must_use]
+    pub fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Kind::Grew => ("grew", "memory grows"),
+            Kind::Kept => ("kept", "memory was kept"),
+            Kind::Abandoned => ("abandoned", "a pool was left behind"),
+            Kind::Wasted => ("wasted", "memory was reserved and not used"),
+            Kind::Uneven => ("uneven", "uneven devices"),
+            Kind::Beyond => ("beyond", "more than the card has"),
+            Kind::Elsewhere => ("elsewhere", "others hold the memory"),
+            Kind::Churned => ("churned", "memory was given back and bought again"),
+        }
+    }
+}
+
+/// Something that can be wrong.
+pub struct Cause {
+    /// What people call it.
+    pub name: &'static str,
+    /// What of the memory it is that goes wrong.
+    pub kind: Kind,
+    /// The facts that it needs.
+    pub needs: &'static str,
+    /// The facts that speak against it.
+    pub against: &'static str,
+    /// Of what grows: whether the line that grows most is of this cause.
+    pub claims: Option<fn(&facts::Grown<'_>) -> bool>,
+    /// The case that a process is of it.
+    pub find: fn(&Facts<'_>) -> Option<Case>,
+}
+
+/// A cause, found in a process.
+pub struct Case {
+    /// In a sentence.
+    pub what: String,
+    /// The line of the program; empty where none is known.
+    pub site: String,
+    /// What it explains of the memory at the moment that matters.
+    pub bytes: Bytes,
+    /// How it is known.
+    pub sure: String,
+    /// What to do.
+    pub fix: Option<Fix>,
+    /// What to type next.
+    pub verb: &'static str,
+}
+
+/// What to do.
+#[derive(Clone)]
+pub struct Fix {
+    /// A command, or words.
+    pub what: Value,
+    /// What it saves, and how that is known.
+    pub worth: String,
+}
+
+impl Fix {
+    /// What to do, in words.
+    pub fn words(what: impl Into<String>, worth: impl Into<String>) -> Option<Fix> {
+        Some(Fix { what: Value::text(what), worth: worth.into() })
+    }
+}
+
+/// What is wrong with a process, what explains most first. What grows comes before what was there once, as it has no peak, and what only
+/// costs time comes last.
+#[must_use]
+pub fn ranked(facts: &Facts<'_>) -> Vec<(&'static Cause, Case)> {
+    let mut all: Vec<(&'static Cause, Case)> =
+        CAUSES.iter().filter_map(|cause| Some((cause, (cause.find)(facts)?))).collect();
+    let rank = |kind: Kind| match kind {
+        Kind::Grew => 0,
+        Kind::Churned => 2,
+        _ => 1,
+    };
+    all.sort_by_key(|(cause, case)| (rank(cause.kind), Reverse(case.bytes), cause.kind));
+    all
+}
+
+/// The cause of what grows most: the one that claims it, else the one that needs least.
+fn claimant(grown: &facts::Grown<'_>) -> Option<&'static Cause> {
+    let claims = |cause: &&Cause| cause.claims.is_some_and(|claims| claims(grown));
+    CAUSES.iter().find(claims).or_else(|| CAUSES.iter().find(|cause| cause.name == kept_results::CAUSE.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::CAUSES;
+
+    #[test]
+    fn every_file_of_this_folder_is_a_line_of_the_table() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/causes");
+        let files = std::fs::read_dir(&folder).expect("the folder of causes").map(|entry| {
+            let name = entry.expect("a file").file_name().to_string_lossy().into_owned();
+            name.trim_end_matches(".rs").to_owned()
+        });
+        let files: BTreeSet<String> =
+            files.filter(|name| !matches!(name.as_str(), "mod" | "facts")).collect();
+        let table = std::fs::read_to_string(folder.join("mod.rs")).expect("the table");
+        let lines = table.lines().filter_map(|line| line.trim().strip_suffix("::CAUSE,")).map(str::to_owned);
+        assert_eq!(lines.collect::<BTreeSet<_>>(), files);
+    }
+
+    #[test]
+    fn every_cause_has_a_name_of_its_own_and_says_what_it_needs() {
+        let names: BTreeSet<&str> = CAUSES.iter().map(|cause| cause.name).collect();
+        assert_eq!(names.len(), CAUSES.len());
+        for cause in CAUSES {
+            assert!(!cause.needs.is_empty() && !cause.against.is_empty(), "{}", cause.name);
+        }
+    }
+}

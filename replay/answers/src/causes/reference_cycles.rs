@@ -1,0 +1,39 @@
+//! Reference cycles, which Python's collector breaks late.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{Case, Cause, Facts, Fix, Kind};
+use gputrace_trace::words::{bytes, count};
+
+/// Worth a verdict from this part of the peak of PyTorch's blocks on: one in so many.
+const LEAST: u64 = 20;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "reference cycles",
+    kind: Kind::Kept,
+    needs: "blocks that Python's collector gave back",
+    against: "blocks that were given back by the program itself",
+    claims: None,
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let lifetimes = facts.lifetimes?;
+    let (cycles, peak) = (&lifetimes.cycles, lifetimes.devices.iter().map(|device| device.peak.0).max()?);
+    let site = cycles.sites.first()?;
+    (cycles.peak.0.saturating_mul(LEAST) >= peak).then(|| Case {
+        what: format!(
+            "up to {} of a peak of {} waited for Python's garbage collector: reference cycles held them",
+            bytes(cycles.peak),
+            bytes(Bytes(peak))
+        ),
+        site: facts.site(site.site),
+        bytes: cycles.peak,
+        sure: format!("certain: the collector gave back {} of its blocks", count(site.blocks)),
+        fix: Fix::words(
+            "break the cycle of what is made there: `weakref.proxy`, or `del` of one of its references",
+            "",
+        ),
+        verb: "report --all",
+    })
+}

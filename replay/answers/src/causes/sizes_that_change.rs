@@ -1,0 +1,95 @@
+//! Requests whose sizes keep changing: what the step before left free fits none of them.
+
+use gputrace_schemas::event::Bytes;
+use gputrace_sim::ops::OpStream;
+use gputrace_sim::tune;
+use gputrace_sim::whatif::{Confidence, Laboratory, Question};
+
+use super::facts::device;
+use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use gputrace_analyse::doubts;
+use gputrace_report::model::Value;
+use gputrace_report::sections::cache;
+use gputrace_trace::words::{bytes, count};
+
+/// Another setting is worth its name from this part of what was reserved on: one in so many.
+const WORTHWHILE: u64 = 20;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "sizes that keep changing",
+    kind: Kind::Wasted,
+    needs: "segments that were bought although as much was unused",
+    against: "free memory on streams that no later request uses",
+    claims: None,
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    // What a failed request needs is found by replaying the run up to it.
+    if matches!(facts.failure, Some(Failure::Torch(..))) {
+        return None;
+    }
+    let devices = cache::torches(facts.story).filter_map(|(ordinal, torch)| {
+        let (site, _) = cache::misfit_sites(torch).first().copied()?;
+        Some((ordinal, torch, site))
+    });
+    let (ordinal, torch, site) =
+        devices.max_by_key(|(_, torch, _)| torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0))?;
+    let unused = torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0);
+    // That is another cause.
+    if super::streams_made_anew::stranded(facts, ordinal).is_some_and(|(bytes, _)| bytes.0 * 2 >= unused) {
+        return None;
+    }
+    let stream = facts.stream_of(ordinal);
+    let (fix, sure) = match stream.and_then(|stream| setting_that_saves(stream, torch.reserved.peak)) {
+        Some((fix, sure)) => (Some(fix), sure),
+        None => (None, "certain: PyTorch's own totals".to_owned()),
+    };
+    Some(Case {
+        what: format!(
+            "{}: PyTorch reserved up to {} for at most {} in use",
+            device(ordinal),
+            bytes(torch.reserved.peak),
+            bytes(torch.allocated.peak)
+        ),
+        site: facts.site(site),
+        bytes: Bytes(unused),
+        sure,
+        fix,
+        verb: "tune",
+    })
+}
+
+/// The setting that reserves least of those that people are advised to try, and how sure that is; none where it saves little, or
+/// where the replay of the recorded one is not what was recorded. `gputrace tune` tries more.
+fn setting_that_saves(stream: &OpStream, recorded_peak: Bytes) -> Option<(Fix, String)> {
+    let laboratory = Laboratory::new(stream).ok()?;
+    let check = laboratory.self_check(None);
+    if doubts::doubt(stream, &check).is_some() {
+        return None;
+    }
+    let recorded = stream.settings.options.clone().unwrap_or_default();
+    let settings = tune::advised(check.torch_version, &recorded).ok()?;
+    let others = settings.into_iter().filter(|options| *options != recorded);
+    let questions: Vec<Question> =
+        others.map(|options| Question::torch(check.torch_version, &options)).collect();
+    let most = recorded_peak.0.checked_sub(recorded_peak.0.div_ceil(WORTHWHILE).max(1))?;
+    let (chosen, best) = laboratory.least_reserving(&questions, most)?;
+    let options = &questions[chosen].options;
+    let (before, after) = (bytes(recorded_peak), bytes(Bytes(best.peak_reserved_range.1)));
+    let fix = Fix {
+        what: Value::Command(format!("export PYTORCH_CUDA_ALLOC_CONF={options}")),
+        worth: format!("reserves {after} instead of {before}"),
+    };
+    let requests = count(stream.n_requests() as u64);
+    Some((fix, format!("{}: the run's {requests} requests were replayed with it", in_words(best.confidence))))
+}
+
+pub(crate) fn in_words(confidence: Confidence) -> &'static str {
+    match confidence {
+        Confidence::Exact => "exact",
+        Confidence::Interval => "likely (it depends on addresses that a trace does not hold)",
+        Confidence::Bound => "at best",
+        Confidence::Guess => "a guess",
+    }
+}

@@ -1,0 +1,30 @@
+//! A library that the driver refuses, while PyTorch's cache has as much lying idle.
+
+use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use gputrace_trace::words::bytes;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "PyTorch's cache starves a library",
+    kind: Kind::Wasted,
+    needs: "a request of another than PyTorch that was refused, and segments of PyTorch's without any live block that are as large",
+    against: "segments that are in use",
+    claims: None,
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let Failure::Refused(refused) = facts.failure? else { return None };
+    let idle = facts.found.fragmentation.get(&refused.device)?.wholly_free();
+    let owner = facts.story.ledger.sites.owner(refused.owner);
+    (idle >= refused.bytes).then(|| Case {
+        what: format!("PyTorch's cache kept {} that nobody used, and {owner} asked the driver for {}", bytes(idle), bytes(refused.bytes)),
+        site: facts.site(refused.site),
+        bytes: idle,
+        sure: "certain: these segments had no live block when the driver refused".into(),
+        fix: Fix::words(
+            "call `torch.cuda.empty_cache()` before that line, or make PyTorch keep less: `torch.cuda.set_per_process_memory_fraction`",
+            format!("gives back {}", bytes(idle)),
+        ),
+        verb: "oom",
+    })
+}

@@ -1,0 +1,79 @@
+//! Streams that are made anew for each piece of work: what is freed on one can only be used again on the same one.
+
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Bytes, Nanos};
+
+use super::facts::device;
+use super::{Case, Cause, Facts, Fix, Kind};
+use gputrace_analyse::lifetimes::StreamUse;
+use gputrace_report::sections::cache;
+use gputrace_trace::ledger::SiteId;
+use gputrace_trace::words::{bytes, count};
+
+/// Fewer streams than this are a program's own few.
+const LEAST_STREAMS: usize = 4;
+/// A stream is left behind if nothing was asked for on it in this part of the run, at the end.
+const LATE: f64 = 0.1;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "side streams made anew",
+    kind: Kind::Wasted,
+    needs: "several streams on which one line asked for memory, one after the other, and which hold much less than was reserved for them",
+    against: "streams that take turns to the end, and a reserve that is in use",
+    claims: None,
+    find,
+};
+
+/// What is free on streams that one line used one after the other, and how many these are.
+pub(super) fn stranded<'a>(facts: &Facts<'a>, ordinal: i16) -> Option<(Bytes, Vec<&'a StreamUse>)> {
+    let lifetimes = facts.lifetimes?;
+    let mut by_site: BTreeMap<SiteId, Vec<&StreamUse>> = BTreeMap::new();
+    for used in lifetimes.streams.iter().filter(|used| used.device == ordinal && used.stream != 0) {
+        by_site.entry(used.site).or_default().push(used);
+    }
+    let free = |used: &StreamUse| used.peak.0.saturating_sub(used.at_end.0);
+    let sum = |streams: &[&StreamUse]| streams.iter().map(|used| free(used)).sum::<u64>();
+    let streams = by_site.into_values().max_by_key(|streams| sum(streams))?;
+    let (first, last) = (facts.story.ledger.first.unwrap_or_default(), facts.story.ledger.last);
+    let late = Nanos(last.0 - ((last.0 - first.0) as f64 * LATE) as u64);
+    let is_enough = streams.len() >= LEAST_STREAMS && streams.iter().any(|used| used.until < late);
+    is_enough.then(|| (Bytes(sum(&streams)), streams))
+}
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let devices = cache::torches(facts.story).filter_map(|(ordinal, torch)| {
+        let (free, streams) = stranded(facts, ordinal)?;
+        let unused = torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0);
+        // What is not reserved beyond what is in use is no waste.
+        let free = Bytes(free.0.min(unused));
+        Some((ordinal, torch, free, streams)).filter(|_| free.0 * 4 >= torch.reserved.peak.0)
+    });
+    let (ordinal, torch, free, streams) = devices.max_by_key(|(_, _, free, _)| *free)?;
+    let n = count(streams.len() as u64);
+    Some(Case {
+        what: format!(
+            "{}: {} are free on {n} streams, and what is free on a stream serves only requests of that stream: PyTorch reserved up to {} for \
+             at most {} in use",
+            device(ordinal),
+            bytes(free),
+            bytes(torch.reserved.peak),
+            bytes(torch.allocated.peak)
+        ),
+        site: facts.site(streams[0].site),
+        bytes: free,
+        sure: format!(
+            "certain: this line asked for memory on {n} streams, {} times each at most",
+            count(most(&streams))
+        ),
+        fix: Fix::words(
+            "make the side streams once, outside of the loop, and use them again",
+            format!("needs about {} less", bytes(Bytes(free.0 - free.0 / streams.len() as u64))),
+        ),
+        verb: "report --all",
+    })
+}
+
+fn most(streams: &[&StreamUse]) -> u64 {
+    streams.iter().map(|used| used.blocks).max().unwrap_or(0)
+}

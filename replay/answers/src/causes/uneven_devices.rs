@@ -1,0 +1,39 @@
+//! One device holds more than another: outputs gathered, or a loss computed, on one of them.
+
+use gputrace_schemas::event::Bytes;
+
+use super::facts::device;
+use super::{Case, Cause, Facts, Fix, Kind};
+use gputrace_report::sections::balance;
+use gputrace_trace::words::bytes;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "work gathered on one of them",
+    kind: Kind::Uneven,
+    needs: "two devices that one process uses, and a line that held more on one of them",
+    against: "caches, and what libraries take on each device",
+    claims: None,
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let (loaded, other) = balance::uneven(facts.story)?;
+    let (site, more, _) = loaded.beyond(&other).into_iter().next()?;
+    Some(Case {
+        what: format!(
+            "{} held up to {}, {} up to {}",
+            device(loaded.ordinal),
+            bytes(loaded.total),
+            device(other.ordinal),
+            bytes(other.total)
+        ),
+        site: facts.site(site),
+        bytes: Bytes(loaded.total.0.saturating_sub(other.total.0)),
+        sure: format!("certain: this line held {} there and less here", bytes(more)),
+        fix: Fix::words(
+            "spread what this line makes: one process for each GPU (DistributedDataParallel), or the loss in `forward`",
+            "",
+        ),
+        verb: "report --all",
+    })
+}

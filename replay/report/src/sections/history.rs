@@ -1,0 +1,50 @@
+//! What a snapshot does not hold, which stands before all that it does.
+
+use gputrace_schemas::event::Bytes;
+
+use crate::model::{Mood, Section};
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::Held;
+use gputrace_trace::words::{bytes, count};
+
+/// The lines of code that record a history.
+pub const RECORD: &str =
+    "torch.cuda.memory._record_memory_history(max_entries=1_000_000)  # before the model is made";
+/// The line that writes it.
+pub const DUMP: &str = "torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")  # where you want to know";
+
+/// What is said first, and once, of a snapshot whose history does not begin with the program.
+#[must_use]
+pub fn section(story: &Story) -> Option<Section> {
+    let what = in_words(story)?;
+    let section = Section::new("recording", "What this snapshot holds").line(Mood::Warning, what);
+    Some(section.line(Mood::Command, RECORD).line(Mood::Command, DUMP))
+}
+
+/// The same in a sentence.
+#[must_use]
+pub fn in_words(story: &Story) -> Option<String> {
+    let before = story.before();
+    if before.is_empty() {
+        return None;
+    }
+    if story.is_one_moment() {
+        return Some(
+            "this snapshot has no history: it shows who holds what now, not what came before".into(),
+        );
+    }
+    let held = before_bytes(story);
+    Some(format!(
+        "the history of this snapshot starts late: {} blocks{} were held by then, and the line that asked for them is not known",
+        count(held.objects),
+        if held.bytes.0 > 0 { format!(" ({})", bytes(held.bytes)) } else { String::new() },
+    ))
+}
+
+/// What was held when the history began.
+fn before_bytes(story: &Story) -> Held {
+    let objects = story.before().iter().fold(0, |sum, before| sum + before.n_blocks);
+    let lifetimes = story.lifetimes.as_ref();
+    let bytes = lifetimes.map_or(0, |lifetimes| lifetimes.from_before.0);
+    Held { bytes: Bytes(bytes), objects }
+}
