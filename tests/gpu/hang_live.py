@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Jobs of two ranks that hang, or are slow and healthy, asked with `gputrace ranks` while they run and again after `kill -9`.
+
+usage: hang_live.py FOLDER
+
+FOLDER has `gputrace` and `libgputrace.so`. Two GPUs, PyTorch, NCCL; about two minutes, all jobs at once. PASS and FAIL lines; exit status 0
+only without FAIL. Asserts which rank is named, and where its thread stood.
+"""
+import json, os, signal, subprocess, sys, tempfile, time
+
+FOLDER = os.path.abspath(sys.argv[1])
+GPUTRACE = os.path.join(FOLDER, "gputrace")
+PROGRAM = r'''
+import os, queue, sys, time
+import torch, torch.distributed as dist
+kind = sys.argv[1]
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+gradients, statistics = torch.ones(1 << 20, device="cuda"), torch.ones(64, device="cuda")
+
+def slow_save():
+    end = time.time() + 12
+    with open(f"/tmp/save.{os.getpid()}", "wb") as file:
+        while time.time() < end:
+            file.write(bytes(1 << 20)); file.flush(); time.sleep(0.05)
+    os.unlink(file.name)
+
+def at_fault(step):
+    if rank != 1: return
+    if kind == "sleeps" and step == 40: time.sleep(1000)
+    if kind == "queue" and step == 40: queue.Queue().get()
+    if kind == "oom" and step == 40:
+        try: torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError: return "skip"
+    if kind == "saves" and step % 40 == 39: slow_save()
+    if kind == "evaluates" and step % 40 == 39:
+        end = time.time() + 12
+        while time.time() < end: (statistics @ statistics).item()
+
+step = 0
+while True:
+    what = at_fault(step)
+    if what != "skip": dist.all_reduce(gradients)
+    if kind != "ahead" or (rank, step) != (1, 40): dist.all_reduce(statistics)
+    else: time.sleep(1000)
+    if step % 4 == 3: statistics.mean().item()
+    step += 1
+    time.sleep(0.02)
+'''
+# Kind: the rank that is named and what is in its stack; None of a healthy job.
+JOBS = {"sleeps": (1, "time.sleep"), "queue": (1, "get"), "oom": (1, ""), "ahead": (1, "time.sleep"), "saves": None, "evaluates": None}
+failed = []
+
+
+def say(is_good, text):
+    print("PASS" if is_good else "FAIL", text, flush=True)
+    if not is_good: failed.append(text)
+
+
+def ranks(folder):
+    said = subprocess.run([GPUTRACE, "ranks", "--json", folder], capture_output=True, text=True)
+    try: return json.loads(said.stdout)["jobs"][0]
+    except (ValueError, KeyError, IndexError): return {"verdict": f"none: {said.stderr[-300:]}", "findings": []}
+
+
+def text(folder):
+    return subprocess.run([GPUTRACE, "ranks", folder], capture_output=True, text=True).stdout
+
+
+with tempfile.TemporaryDirectory() as work:
+    program = os.path.join(work, "train.py")
+    open(program, "w").write(PROGRAM)
+    started = {}
+    for number, kind in enumerate(JOBS):
+        folder = os.path.join(work, kind)
+        os.makedirs(folder)
+        common = dict(os.environ, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29600 + number), TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0")
+        command = [GPUTRACE, "record", "-q", "--hang-after", "15", "-o", f"{folder}/%p.gtr", "--", sys.executable, program, kind]
+        log = open(f"{folder}/log", "w")
+        started[kind] = [subprocess.Popen(command, env=dict(common, RANK=str(r), LOCAL_RANK=str(r)), stdout=log, stderr=log, start_new_session=True) for r in range(2)]
+    began, wrong = time.time(), set()
+    while time.time() - began < 100:
+        time.sleep(5)
+        for kind, expected in JOBS.items():
+            if expected is None and ranks(os.path.join(work, kind))["verdict"] in ("hangs", "inconsistent"): wrong.add(kind)
+    for kind, expected in JOBS.items():
+        folder = os.path.join(work, kind)
+        alive = all(process.poll() is None for process in started[kind])
+        said, shown = ranks(folder), text(folder)
+        if expected is None:
+            say(alive and kind not in wrong, f"{kind}: healthy, never called a hang ({said['verdict']})")
+        else:
+            rank, stack = expected
+            say(alive and said["verdict"] == "hangs" and f"rank {rank}" in shown, f"{kind}, while it hangs: {said['verdict']}")
+            print("\n".join(shown.splitlines()[:14]))
+    pids = [str(process.pid) for process in started["sleeps"]]
+    stacks = subprocess.run([GPUTRACE, "stacks", os.path.join(work, "sleeps")], capture_output=True, text=True).stdout
+    say("at_fault" in stacks, "stacks of a job that hangs name the line")
+    print("\n".join(stacks.splitlines()[:30]))
+    for processes in started.values():
+        for process in processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    time.sleep(3)
+    for kind, expected in JOBS.items():
+        if expected is None: continue
+        shown = text(os.path.join(work, kind))
+        say(f"rank {expected[0]}" in shown and expected[1] in shown, f"{kind}, after kill -9")
+        print("\n".join(shown.splitlines()[:16]))
+sys.exit(bool(failed))
