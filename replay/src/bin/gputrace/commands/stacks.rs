@@ -12,7 +12,7 @@ use super::Verb;
 use super::parts::live::find::{Place, Which};
 use crate::show::{CANNOT_KNOW, complain};
 
-pub(super) const VERB: Verb = Verb::new::<StacksArgs>("stacks", run);
+pub(super) const VERB: Verb = Verb::new::<StacksArgs>("stacks", run).with_status_of_its_own();
 
 /// Shows where the Python threads of a process, or of every rank of a job, are now
 ///
