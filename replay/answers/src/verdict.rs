@@ -12,7 +12,7 @@ use gputrace_sim::effort;
 use gputrace_sim::ops::OpStream;
 
 use crate::causes::facts::device;
-use crate::causes::sizes_that_change::in_words;
+use crate::causes::external_fragmentation::in_words;
 use crate::causes::{Case, Cause, Facts, Failure, Fix, ranked};
 use crate::leaks::RoseSite;
 use crate::postmortem::Postmortem;

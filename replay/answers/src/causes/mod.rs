@@ -28,7 +28,7 @@ mod managed_beyond_card;
 mod neighbours;
 mod reference_cycles;
 mod reloaded_models;
-pub(crate) mod sizes_that_change;
+pub(crate) mod external_fragmentation;
 mod starved_library;
 mod streams_made_anew;
 mod uneven_devices;
@@ -54,7 +54,7 @@ pub const CAUSES: &[Cause] = &[
     neighbours::CAUSE,
     reference_cycles::CAUSE,
     reloaded_models::CAUSE,
-    sizes_that_change::CAUSE,
+    external_fragmentation::CAUSE,
     starved_library::CAUSE,
     streams_made_anew::CAUSE,
     uneven_devices::CAUSE,
