@@ -73,7 +73,7 @@ fn each_example_is_told_by_its_kind_and_its_faulty_line() {
 #[test]
 fn the_verdict_on_a_fragmented_run_has_the_line_to_paste() {
     expect_test::expect![[r#"
-        Verdict: memory was reserved and not used: sizes that keep changing
+        Verdict: memory was reserved and not used: external fragmentation
           what   cuda:0: PyTorch reserved up to 1.23 GiB for at most 524.55 MiB in use
           where  <module> (/job/varying-lengths/train.py:12) in Linear.forward (backward
                  of AddmmBackward0)

@@ -209,6 +209,10 @@ impl Leaks {
     #[must_use]
     pub fn sections(&self) -> Vec<Section> {
         let mut sections = vec![self.growth_section(), self.not_freed_section()];
+        // Of a program that gave nothing back, what it did not give back is the answer.
+        if !self.found.can_tell && self.growing.is_empty() && !self.not_freed.is_empty() {
+            sections.reverse();
+        }
         if !self.rose.is_empty() {
             sections.push(self.rose_section());
         }

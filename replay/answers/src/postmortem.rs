@@ -329,7 +329,10 @@ impl Postmortem {
                 false => (Mood::Note, "empty_cache() would not have helped"),
             };
             let (kept, asked) = (bytes(wholly_free), bytes(refusal.bytes));
-            let why = format!("PyTorch kept {kept} that nobody used, and {owner} asked for {asked}");
+            let why = match wholly_free.0 {
+                0 => format!("PyTorch kept no segment that was unused, and {owner} asked for {asked}"),
+                _ => format!("PyTorch kept {kept} that nobody used, and {owner} asked for {asked}"),
+            };
             lines.push((mood, format!("cuda:{device}: {verdict}: {why}")));
         }
         lines

@@ -11,15 +11,16 @@ use gputrace_schemas::event::{Bytes, NO_DEVICE};
 use gputrace_sim::effort;
 use gputrace_sim::ops::OpStream;
 
+use crate::causes::external_fragmentation::in_words;
 use crate::causes::facts::device;
-use crate::causes::sizes_that_change::in_words;
 use crate::causes::{Case, Cause, Facts, Failure, Fix, ranked};
 use crate::leaks::RoseSite;
 use crate::postmortem::Postmortem;
 use gputrace_analyse::growth::Course;
 use gputrace_analyse::story::{End, Story};
+use gputrace_report::history;
 use gputrace_report::model::{Section, Value, Verdict};
-use gputrace_report::sections::{device_name, history};
+use gputrace_report::sections::device_name;
 use gputrace_report::summary::used_devices;
 use gputrace_trace::import::Requests;
 use gputrace_trace::ledger::{PjrtOom, Refusal, TorchOom, Wall};
@@ -416,8 +417,13 @@ impl Evidence<'_> {
         let known = held.and_then(|held| held.holders.iter().find(|holder| !self.is_nameless(holder.site)));
         let most = match (held, known) {
             (Some(held), Some(most)) => {
+                let nameless = held.sum(|holder| self.is_nameless(holder.site));
+                let without = match nameless.0 {
+                    0 => String::new(),
+                    _ => format!("{} of that without a line, ", bytes(nameless)),
+                };
                 let (held, of) = (bytes(held.bytes), bytes(most.bytes));
-                format!("; {held} are in use, {of} of that asked for by the line below")
+                format!("; {held} are in use, {without}{of} asked for by the line below")
             }
             (Some(held), None) => {
                 format!("; {} are in use, and the lines that asked for them are not in it", bytes(held.bytes))

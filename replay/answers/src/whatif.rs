@@ -109,6 +109,14 @@ impl<'a> Bench<'a> {
     /// # Errors
     /// Why the requests cannot be replayed.
     pub(super) fn new(stream: &'a OpStream, machine: Machine) -> Result<Bench<'a>, String> {
+        let asks = stream.ops.iter().any(|op| matches!(op, Op::Alloc(_) | Op::Oom(_)));
+        if !asks && !stream.initial_allocs.is_empty() {
+            return Err(format!(
+                "device {} cannot be replayed: its history holds no request, only what was held before; call \
+                 torch.cuda.memory._record_memory_history() before the program allocates",
+                stream.device
+            ));
+        }
         let laboratory = Laboratory::new(stream)
             .map_err(|why| format!("device {} cannot be replayed: {why}", stream.device))?;
         let self_check = laboratory.self_check(machine.torch_version);

@@ -6,6 +6,7 @@
 //! A section never reads the trace, only the ledger; a renderer never computes.
 #![forbid(unsafe_code)]
 
+pub mod history;
 pub mod model;
 pub mod processes;
 pub mod render;
@@ -19,7 +20,7 @@ use model::{Part, Section};
 /// What is said about one story; what its file does not hold comes first.
 #[must_use]
 pub fn part(story: &Story, mut sections: Vec<Section>) -> Part {
-    sections.splice(0..0, sections::history::section(story));
+    sections.splice(0..0, history::section(story));
     Part {
         title: title(story),
         trace: Some(story.path.clone()),

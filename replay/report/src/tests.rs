@@ -146,7 +146,7 @@ fn the_first_screen_says_why_the_job_died() {
               cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
               context, code, pools, graphs and peers are estimates: what the process was charged more after it had made
                 or loaded such; unaccounted is the rest, with its sign
-              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; 0 B an hour after the
+              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; it does not grow after the
                 warm-up
 
             Who held it: top call sites
@@ -217,7 +217,7 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
                 process was charged more after it had made or loaded such;
                 unaccounted is the rest, with its sign
               cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at
-                the end; 0 B an hour after the warm-up
+                the end; it does not grow after the warm-up
 
             Who held it: top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
@@ -364,7 +364,7 @@ fn statistics_count_by_function_and_size() {
               cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
               cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
               context, code, pools, graphs and peers are estimates: what the process was charged more after it had made or loaded such; unaccounted is the rest, with its sign
-              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; 0 B an hour after the warm-up
+              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; it does not grow after the warm-up
 
             Who held it: top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
@@ -413,7 +413,7 @@ fn the_summary_has_a_line_for_each_figure() {
               cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
               cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
               context, code, pools, graphs and peers are estimates: what the process was charged more after it had made or loaded such; unaccounted is the rest, with its sign
-              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; 0 B an hour after the warm-up
+              cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; it does not grow after the warm-up
         "#]],
     );
 }

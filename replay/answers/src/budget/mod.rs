@@ -46,7 +46,8 @@ pub fn reply(
         let nothing = Section::new("budget", "Budget").line(Mood::Note, "no memory of a device was held");
         sections.push(nothing);
     }
-    let Part { title, trace, pid, rank, .. } = part(&budgets.story, vec![]);
+    // What the file does not hold comes first.
+    let Part { title, trace, pid, rank, sections, .. } = part(&budgets.story, sections);
     let (traced, shown) = (trace.clone(), budgets.story.caveats());
     let json = json!({
         "schema": "gputrace.budget/1",

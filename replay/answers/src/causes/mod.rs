@@ -17,6 +17,7 @@ mod checkpoint_on_gpu;
 mod double_backward;
 mod driver_memory_kept;
 mod emptied_cache;
+pub(crate) mod external_fragmentation;
 pub mod facts;
 mod foreach_optimizer;
 mod forward_hooks;
@@ -28,7 +29,6 @@ mod managed_beyond_card;
 mod neighbours;
 mod reference_cycles;
 mod reloaded_models;
-pub(crate) mod sizes_that_change;
 mod starved_library;
 mod streams_made_anew;
 mod uneven_devices;
@@ -54,7 +54,7 @@ pub const CAUSES: &[Cause] = &[
     neighbours::CAUSE,
     reference_cycles::CAUSE,
     reloaded_models::CAUSE,
-    sizes_that_change::CAUSE,
+    external_fragmentation::CAUSE,
     starved_library::CAUSE,
     streams_made_anew::CAUSE,
     uneven_devices::CAUSE,

@@ -22,6 +22,8 @@ const HABIT: u64 = 3;
 /// Fragmentation is reported from this share of the peak of reserved bytes.
 const WORTH_REPORTING: f64 = 0.25;
 const ROWS: usize = 8;
+/// Sizes of one line that keep changing are at least so many.
+const FEW_SIZES: usize = 4;
 
 /// The call sites that give back by habit what is then bought again, most first.
 pub fn habits(cache: &CacheBooks) -> Vec<(SiteId, Trims)> {
@@ -115,7 +117,7 @@ fn misfits(story: &Story) -> Option<Section> {
             ("call_site", "call site"),
         ],
     );
-    let mut lines = vec![];
+    let (mut lines, mut most_sizes) = (vec![], 0);
     for (ordinal, torch) in torches(story) {
         let cache = &torch.cache;
         let bought: u64 = cache.misfits.values().map(|misfits| misfits.bought.bytes.0).sum();
@@ -137,6 +139,7 @@ fn misfits(story: &Story) -> Option<Section> {
         );
         lines.push((Mood::Bad, text));
         for (site, misfits) in sites {
+            most_sizes = most_sizes.max(misfits.sizes.len());
             table.rows.push(vec![
                 Value::text(format!("cuda:{ordinal}")),
                 Value::Count(misfits.bought.segments),
@@ -155,7 +158,10 @@ fn misfits(story: &Story) -> Option<Section> {
             .table(table.keep(ROWS, 2))
             .line(
                 Mood::Note,
-                "requests whose sizes keep changing fit no segment of the step before; what would help:",
+                match most_sizes {
+                    0..FEW_SIZES => "what was free lay on other streams, in other pools, or in pieces; what would help:",
+                    _ => "requests whose sizes keep changing fit no segment of the step before; what would help:",
+                },
             )
             .line(Mood::Command, format!("gputrace tune {}", quote(&story.path)))
             .warn(story.caveats())

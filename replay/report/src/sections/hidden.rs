@@ -193,11 +193,14 @@ fn in_words(device: &str, trend: &Trend) -> (Mood, String) {
         format!("{sign}{}", self::bytes(Bytes(bytes.unsigned_abs())))
     };
     let text = format!(
-        "{device}: unaccounted: {}{} at the peak, {} at the end; {} an hour after the warm-up",
+        "{device}: unaccounted: {}{} at the peak, {} at the end; {}",
         trend.first_step.map_or_else(String::new, |first| format!("{} after the first step, ", size(first))),
         size(trend.peak),
         size(trend.end),
-        size(trend.bytes_per_hour),
+        match trend.bytes_per_hour {
+            0 => "it does not grow after the warm-up".to_owned(),
+            rate => format!("{} an hour after the warm-up", size(rate)),
+        },
     );
     let mood = if trend.is_growing || trend.is_negative { Mood::Warning } else { Mood::Note };
     let why = match (trend.is_growing, trend.is_negative) {

@@ -11,7 +11,6 @@ mod figures;
 pub mod gap;
 mod heaps;
 mod hidden;
-pub mod history;
 mod holders;
 mod jax;
 mod kinds;

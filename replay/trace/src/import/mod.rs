@@ -11,6 +11,7 @@ mod pools;
 mod recording;
 mod rmm_log;
 mod snapshot;
+mod trims;
 
 pub use gputrace::of_recording;
 pub(crate) use gputrace::{Gathering, each, of_open, with_notes};

@@ -815,7 +815,12 @@ fn refused(opcode: u8, at: u64) -> PickleError {
         b'Q' => "BINPERSID",
         0x82..=0x84 => "EXT",
         _ => {
-            return PickleError::Unexpected { what: format!("byte 0x{opcode:02x} as an instruction"), at };
+            let is_text = at == 0 && matches!(opcode, b'[' | b'{' | b' ' | b'\n');
+            let what = match is_text {
+                true => "text, as JSON: give the snapshot or the trace that it was made of".to_owned(),
+                false => format!("byte 0x{opcode:02x} as an instruction"),
+            };
+            return PickleError::Unexpected { what, at };
         }
     };
     PickleError::Unsafe { opcode: name, at }

@@ -14,6 +14,7 @@ use gputrace_replay::answers::verdict::verdict;
 use gputrace_replay::ledger::{Unwatched, Watch};
 use gputrace_replay::reduce::{Head, Summary, is_summary};
 use gputrace_replay::report;
+use gputrace_replay::report::history;
 use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value, Verdict};
 use gputrace_replay::report::sections::{Shown, of_report};
 use gputrace_replay::story::Story;
@@ -139,7 +140,10 @@ pub(super) fn understood_and(
 
 /// What is said of one process.
 pub(super) fn part(story: &Story, verdict: &Verdict, wanted: Shown) -> Part {
-    Part { verdict: Some(verdict.clone()), ..report::part(story, of_report(story, wanted)) }
+    let mut part = report::part(story, of_report(story, wanted));
+    // The verdict says it first.
+    part.sections.retain(|section| section.name != history::NAME);
+    Part { verdict: Some(verdict.clone()), ..part }
 }
 
 /// What is to be known of several processes before each is looked at: who started whom, and how each fared.

@@ -687,7 +687,7 @@ impl Importer<'_> {
             }
             if has_torch {
                 if !self.survey.knows_allocate {
-                    super::snapshot::insert_trims(&mut stream);
+                    super::trims::insert_trims(&mut stream);
                 }
                 if !matches!(stream.history, History::Broken(_)) && !self.survey.knows_pools {
                     notes.extend(super::pools::infer(&mut stream));

@@ -7,7 +7,9 @@ use gputrace_analyse::story::Story;
 use gputrace_trace::ledger::Held;
 use gputrace_trace::words::{bytes, count};
 
-/// The lines of code that record a history.
+/// The section's name.
+pub const NAME: &str = "recording";
+/// The line of code that records a history.
 pub const RECORD: &str =
     "torch.cuda.memory._record_memory_history(max_entries=1_000_000)  # before the model is made";
 /// The line that writes it.
@@ -17,7 +19,7 @@ pub const DUMP: &str = "torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")  #
 #[must_use]
 pub fn section(story: &Story) -> Option<Section> {
     let what = in_words(story)?;
-    let section = Section::new("recording", "What this snapshot holds").line(Mood::Warning, what);
+    let section = Section::new(NAME, "What this snapshot holds").line(Mood::Warning, what);
     Some(section.line(Mood::Command, RECORD).line(Mood::Command, DUMP))
 }
 

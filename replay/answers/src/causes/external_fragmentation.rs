@@ -1,4 +1,4 @@
-//! Requests whose sizes keep changing: what the step before left free fits none of them.
+//! External fragmentation: what is free is in pieces that fit no request, as where sizes keep changing.
 
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::ops::OpStream;
@@ -16,7 +16,7 @@ use gputrace_trace::words::{bytes, count};
 const WORTHWHILE: u64 = 20;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "sizes that keep changing",
+    name: "external fragmentation",
     kind: Kind::Wasted,
     needs: "segments that were bought although as much was unused",
     against: "free memory on streams that no later request uses",

@@ -1,0 +1,197 @@
+//! Programs as scenes: what recurs is growth, what is made once is none, and each cause is told from its neighbours.
+
+use gputrace_analyse::categories::Categories;
+use gputrace_analyse::growth::Growth;
+use gputrace_analyse::story::Story;
+use gputrace_answers::postmortem::Postmortem;
+use gputrace_answers::verdict::verdict;
+use gputrace_report::model::{Item, Value};
+use gputrace_trace::scene::recording;
+use gputrace_trace::source::Source;
+
+const MODULE: &str = "Module._call_impl@/v/site-packages/torch/nn/modules/module.py:1790";
+const LINEAR: &str = "Linear.forward@/v/site-packages/torch/nn/modules/linear.py:134";
+const ENGINE: &str = "torch::autograd::Engine::evaluate_function@libtorch_cpu.so";
+
+/// The title and the lines of the verdict on a scene.
+fn told(scene: &str) -> String {
+    let source = Source::of("job/train.gtr", recording(scene));
+    let mut growth = Growth::default();
+    let story = Story::with_lifetimes_and(&source, &Categories::default(), &mut growth);
+    let found = Postmortem::of_story(story, &source, &growth);
+    let verdict = verdict(&found, &source);
+    let lines = verdict.section.items.iter().map(|item| match item {
+        Item::Fact { label, value: Value::Text(text) | Value::Command(text), .. } => {
+            format!("\n{label}: {text}")
+        }
+        other => panic!("{other:?}"),
+    });
+    verdict.section.title.clone() + &lines.collect::<String>()
+}
+
+/// A block: its name, MiB, and its stack.
+fn block(name: &str, mib: u64, by: &str) -> String {
+    format!("block addr={name} bytes={mib}M requested={mib}M by={by}\n")
+}
+
+fn free(name: &str, mib: u64) -> String {
+    format!("free addr={name} bytes={mib}M\n")
+}
+
+/// A call of a model of `n_layers` layers in a loop, which keeps what each layer saves; called at `train.py:line`.
+fn forward(call: usize, n_layers: usize, line: u32) -> String {
+    let by =
+        |at: u32| format!("{LINEAR},{MODULE},Net.forward@/job/net.py:{at},{MODULE},run@/job/train.py:{line}");
+    let mut scene = block(&format!("e{call}"), 1, &by(10));
+    for layer in 0..n_layers {
+        scene += &block(
+            &format!("t{call}_{layer}"),
+            1,
+            &format!("softmax@/v/site-packages/torch/nn/functional.py:9,{}", by(12)),
+        );
+        scene += &block(&format!("l{call}_{layer}"), 2, &by(12));
+        scene += &free(&format!("t{call}_{layer}"), 1);
+    }
+    scene + &block(&format!("h{call}"), 1, &by(14))
+}
+
+fn give_back(call: usize, n_layers: usize) -> String {
+    let layers: String = (0..n_layers).map(|layer| free(&format!("l{call}_{layer}"), 2)).collect();
+    layers + &free(&format!("e{call}"), 1) + &free(&format!("h{call}"), 1)
+}
+
+#[test]
+fn the_layers_of_one_forward_pass_are_no_growth() {
+    let told = told(&forward(0, 48, 20));
+    assert!(told.starts_with("Verdict: nothing is wrong"), "{told}");
+    assert!(!told.contains('%'), "{told}");
+}
+
+#[test]
+fn three_calls_of_a_model_that_each_leave_their_layers_are_growth_with_their_own_count() {
+    let told = told(&(0..8).map(|call| forward(call, 12, 40)).collect::<String>());
+    assert!(told.starts_with("Verdict: memory grows: outputs or losses kept with their graph"), "{told}");
+    assert!(told.contains("24.00 MiB per call of train.py:40, 8 calls"), "{told}");
+    // Two could be the old one and the new one.
+    let told = self::told(&(0..2).map(|call| forward(call, 12, 40)).collect::<String>());
+    assert!(!told.contains("memory grows"), "{told}");
+}
+
+#[test]
+fn what_a_step_gives_back_is_no_growth_however_few_the_steps() {
+    for n in 1..6 {
+        let steps = (0..n).map(|call| forward(call, 12, 20) + &give_back(call, 12));
+        let told = told(&steps.collect::<String>());
+        assert!(told.starts_with("Verdict: nothing is wrong"), "{n}: {told}");
+    }
+}
+
+#[test]
+fn gradients_and_the_state_of_an_optimizer_are_made_once() {
+    let mut scene = forward(0, 12, 20);
+    for n in 0..60 {
+        scene += &block(&format!("s{n}"), 1, ENGINE);
+        scene += &block(&format!("g{n}"), 2, ENGINE);
+        scene += &free(&format!("s{n}"), 1);
+    }
+    for n in 0..60 {
+        let by = "step@/job/my_adam.py:76,wrapper@/v/site-packages/torch/optim/optimizer.py:533,run@/job/train.py:22";
+        scene += &block(&format!("x{n}"), 1, by);
+        scene += &block(&format!("m{n}"), 2, by);
+        scene += &free(&format!("x{n}"), 1);
+    }
+    let told = told(&scene);
+    assert!(told.starts_with("Verdict: nothing is wrong"), "{told}");
+    assert!(told.contains("made once"), "{told}");
+}
+
+/// Adapters that are loaded, used and left; the loader's function is called as `name` says.
+fn adapters(name: &str) -> String {
+    let round = |n: usize| {
+        let by = format!("{name}@/job/serve.py:10,serve@/job/serve.py:30");
+        block(&format!("k{n}"), 4, &by) + &forward(n, 6, 31) + &give_back(n, 6)
+    };
+    (0..20).map(round).collect()
+}
+
+#[test]
+fn a_function_s_name_decides_nothing() {
+    for name in ["load_adapter", "init_cache", "fetch"] {
+        let told = told(&adapters(name));
+        assert!(told.starts_with("Verdict: memory grows"), "{name}: {told}");
+        assert!(told.contains("serve.py:10"), "{name}: {told}");
+    }
+}
+
+#[test]
+fn what_had_grown_until_a_failure_is_named_though_the_program_cleans_up_after_it() {
+    let swap = |n: usize| {
+        let by = "<lambda>@/v/site-packages/torch/nn/modules/module.py:1050,Module._apply@/v/site-packages/torch/nn/modules/module.py:900,\
+                  swap@/job/serve.py:12,serve@/job/serve.py:20";
+        let made: String = (0..4).map(|at| block(&format!("w{n}_{at}"), 40, by)).collect();
+        made + &forward(n, 4, 21) + &give_back(n, 4)
+    };
+    let failed = "MemInfo bytes=10M extra=600M\noom bytes=40M requested=40M allocated=480M reserved=500M by=swap@/job/serve.py:12\n";
+    let cleans_up: String =
+        (0..3).flat_map(|n| (0..4).map(move |at| free(&format!("w{n}_{at}"), 40))).collect();
+    let told = told(&((0..3).map(swap).collect::<String>() + failed + &cleans_up));
+    assert!(told.starts_with("Verdict: out of memory: models loaded again, and the old ones kept"), "{told}");
+    assert!(told.contains("480.00 MiB had grown until then: 160.00 MiB each time, 3 times"), "{told}");
+    assert!(told.contains("serve.py:12"), "{told}");
+}
+
+#[test]
+fn a_gradient_that_keeps_its_graph_is_told_from_one_that_is_made_once() {
+    let step = |n: usize| {
+        let by =
+            "mul@libtorch.so^torch::autograd::generated::MulBackward0^f@/job/train.py:5^main@/job/train.py:9";
+        forward(n, 4, 20) + &block(&format!("k{n}"), 6, by) + &give_back(n, 4)
+    };
+    let told = told(&(0..30).map(step).collect::<String>());
+    assert!(told.contains("`create_graph=True`"), "{told}");
+}
+
+#[test]
+fn side_streams_that_are_made_anew_strand_what_they_free() {
+    let mut scene = String::new();
+    let mut reserved = 0;
+    for n in 0..12_u64 {
+        reserved += 64;
+        scene += &format!(
+            "Alloc addr={0:#x} bytes=64M by=libcudart.so,libc10_cuda.so in_allocate=1
+             block addr={0:#x} bytes=64M requested=64M stream={1} allocated=64M reserved={reserved}M by=push@/job/train.py:13
+             free addr={0:#x} bytes=64M allocated=0 reserved={reserved}M\n",
+            0x1_0000_0000 + n * (64 << 20),
+            n + 1
+        );
+        scene += &forward(n as usize, 3, 20);
+        scene += &give_back(n as usize, 3);
+    }
+    let told = told(&scene);
+    assert!(told.contains("side streams made anew") && told.contains("train.py:13"), "{told}");
+    assert!(told.contains("once"), "{told}");
+}
+
+#[test]
+fn temporaries_of_a_foreach_optimizer_that_fail_have_their_remedy() {
+    let by = "_multi_tensor_adam@/v/site-packages/torch/optim/adam.py:500,adam@/v/site-packages/torch/optim/adam.py:800,run@/job/train.py:22";
+    let scene: String = (0..8).map(|n| block(&format!("f{n}"), 50, by)).collect();
+    let failed = format!(
+        "MemInfo bytes=10M extra=600M\noom bytes=50M requested=50M allocated=400M reserved=420M by={by}\n"
+    );
+    let told = told(&(scene + &failed));
+    assert!(told.contains("fused=True"), "{told}");
+    assert!(!told.contains("larger card"), "{told}");
+}
+
+#[test]
+fn a_library_that_pytorch_s_cache_starves_is_told_where_the_program_calls_it() {
+    let told = told(
+        "Alloc addr=a bytes=200M by=libc10_cuda.so
+         block addr=a bytes=200M requested=200M allocated=200M reserved=200M by=f@/job/a.py:2
+         free addr=a bytes=200M allocated=0 reserved=200M
+         Create bytes=16M result=2 by=libnccl.so.2,all_reduce@/job/a.py:40",
+    );
+    assert!(told.starts_with("Verdict: out of memory: PyTorch's cache starves a library"), "{told}");
+    assert!(told.contains("empty_cache()") && told.contains("a.py:40"), "{told}");
+}
