@@ -247,17 +247,13 @@ pub struct Repeated {
     pub left: u64,
     /// All of that, bytes.
     pub bytes: Bytes,
-    /// The last two turns left some, too.
+    /// What a turn left, bytes: the median of those that left any.
+    pub each: Bytes,
+    /// No longer ago than usual.
     pub is_to_the_end: bool,
 }
 
 impl Repeated {
-    /// Bytes left by each that left any.
-    #[must_use]
-    pub fn each(&self) -> Bytes {
-        Bytes(self.bytes.0 / self.left.max(1))
-    }
-
     /// Whether it is growth: several turns left more, most of those that there were, to the last.
     #[must_use]
     pub fn grows(&self) -> bool {
@@ -359,7 +355,9 @@ impl<'a> Rounds<'a> {
             return Some(Repeated { turns: None, ..found });
         }
         let left = kept.len() as u64;
-        Some(Repeated { by: By::Own, turns: None, left, bytes, is_to_the_end: true })
+        let mut sizes: Vec<u64> = kept.iter().map(|it| it.bytes.0).collect();
+        let each = Bytes(median(&mut sizes));
+        Some(Repeated { by: By::Own, turns: None, left, bytes, each, is_to_the_end: true })
     }
 
     /// In how many rounds of work, which are steps and calls of a model, a line left memory, of those since it first did.
@@ -398,6 +396,11 @@ impl<'a> Rounds<'a> {
     }
 }
 
+fn median(values: &mut [u64]) -> u64 {
+    let middle = values.len() / 2;
+    if values.is_empty() { 0 } else { *values.select_nth_unstable(middle).1 }
+}
+
 fn sum(kept: &[Kept]) -> Bytes {
     Bytes(kept.iter().fold(0, |sum: u64, it| sum.saturating_add(it.bytes.0)))
 }
@@ -415,13 +418,20 @@ fn account_of(kind: gputrace_trace::ledger::MemoryKind) -> Account {
 /// In how many turns the memory was made.
 fn in_turns(by: By, times: Times<'_>, kept: &[Kept], bytes: Bytes) -> Repeated {
     let n_turns = times.list().len().max(1);
-    let mut turns: Vec<usize> = kept.iter().map(|it| times.turn(it.since)).collect();
-    turns.sort_unstable();
-    turns.dedup();
-    let is_to_the_end = turns.last().is_some_and(|last| last + 2 >= n_turns);
+    let mut by_turn: BTreeMap<usize, u64> = BTreeMap::new();
+    for it in kept {
+        let left = by_turn.entry(times.turn(it.since)).or_default();
+        *left = left.saturating_add(it.bytes.0);
+    }
+    let turns: Vec<usize> = by_turn.keys().copied().collect();
+    let mut amounts: Vec<u64> = by_turn.into_values().collect();
+    let each = Bytes(median(&mut amounts));
+    // As long as between two of them before, and the one that may be going on.
+    let pause = turns.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(1);
+    let is_to_the_end = turns.last().is_some_and(|last| last + pause + 1 >= n_turns);
     let left = match by {
         By::Call(_) => turns.len().min(n_turns),
         By::Round | By::Own => turns.len(),
     };
-    Repeated { by, turns: Some(n_turns as u64), left: left as u64, bytes, is_to_the_end }
+    Repeated { by, turns: Some(n_turns as u64), left: left as u64, bytes, each, is_to_the_end }
 }

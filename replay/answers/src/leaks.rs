@@ -381,7 +381,7 @@ fn growing(site: &RisingSite, n_steps: Option<u64>) -> GrowingSite {
 
 /// How much, how often: `31.25 MiB per call of evaluate (eval.py:40), 8 calls`.
 pub(crate) fn rate(repeated: &Repeated) -> String {
-    let each = words::bytes(repeated.each());
+    let each = words::bytes(repeated.each);
     let n = words::count(repeated.left);
     let of = match repeated.turns {
         Some(turns) if turns > repeated.left => format!("{n} of {}", words::count(turns)),

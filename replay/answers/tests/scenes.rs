@@ -195,3 +195,17 @@ fn a_library_that_pytorch_s_cache_starves_is_told_where_the_program_calls_it() {
     assert!(told.starts_with("Verdict: out of memory: PyTorch's cache starves a library"), "{told}");
     assert!(told.contains("empty_cache()") && told.contains("a.py:40"), "{told}");
 }
+
+#[test]
+fn a_model_that_was_loaded_onto_the_gpu_and_is_used_is_no_second_copy() {
+    let load = "_to@/v/site-packages/torch/_utils.py:90,load@/v/site-packages/torch/serialization.py:1300,main@/job/train.py:4";
+    let apply = "<lambda>@/v/site-packages/torch/nn/modules/module.py:1050,Module._apply@/v/site-packages/torch/nn/modules/module.py:900,main@/job/train.py:6";
+    let loaded: String = (0..8).map(|n| block(&format!("c{n}"), 30, load)).collect();
+    let gradients: String = (0..8).map(|n| block(&format!("g{n}"), 30, ENGINE)).collect();
+    let steps = |n: usize| forward(n, 4, 20) + &give_back(n, 4);
+    let used = told(&(loaded.clone() + &steps(0) + &gradients + &steps(1)));
+    assert!(!used.contains("torch.load"), "{used}");
+    let copied: String = (0..8).map(|n| block(&format!("p{n}"), 30, apply)).collect();
+    let twice = told(&(loaded + &copied + &steps(0) + &gradients + &steps(1)));
+    assert!(twice.contains("240.00 MiB are there twice") && twice.contains("train.py:4"), "{twice}");
+}

@@ -13,6 +13,8 @@ use gputrace_trace::words::{bytes, count};
 
 /// Fewer streams than this are a program's own few.
 const LEAST_STREAMS: usize = 4;
+/// As many as this are made anew, even where each is used to the end.
+const MANY_STREAMS: usize = 16;
 /// A stream is left behind if nothing was asked for on it in this part of the run, at the end.
 const LATE: f64 = 0.1;
 
@@ -37,8 +39,9 @@ pub(super) fn stranded<'a>(facts: &Facts<'a>, ordinal: i16) -> Option<(Bytes, Ve
     let streams = by_site.into_values().max_by_key(|streams| sum(streams))?;
     let (first, last) = (facts.story.ledger.first.unwrap_or_default(), facts.story.ledger.last);
     let late = Nanos(last.0 - ((last.0 - first.0) as f64 * LATE) as u64);
-    let is_enough = streams.len() >= LEAST_STREAMS && streams.iter().any(|used| used.until < late);
-    is_enough.then(|| (Bytes(sum(&streams)), streams))
+    // PyTorch hands out 32 streams in turn: who makes them anew in a long run comes back to each.
+    let is_left = streams.len() >= MANY_STREAMS || streams.iter().any(|used| used.until < late);
+    (streams.len() >= LEAST_STREAMS && is_left).then(|| (Bytes(sum(&streams)), streams))
 }
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
