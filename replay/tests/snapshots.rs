@@ -126,6 +126,44 @@ fn a_history_that_starts_late_is_run_backwards() {
     assert_eq!(shown, [(10, true), (20, true)]);
 }
 
+/// PyTorch 2.0: the frames of a block are in its history, and without a recorded history the trace has one row, which says nothing.
+#[test]
+fn a_snapshot_of_pytorch_2_0_without_history_says_so_and_names_the_lines() {
+    let frame = Item::Dict(vec![
+        ("filename", Item::Text("/job/load.py")),
+        ("name", Item::Text("allocate")),
+        ("line", Item::Int(190)),
+    ]);
+    let history = Item::Dict(vec![
+        ("addr", Item::Int(BASE)),
+        ("real_size", Item::Int(10 * MIB)),
+        ("frames", Item::List(vec![frame])),
+    ]);
+    let held = Item::Dict(vec![
+        ("size", Item::Int(10 * MIB)),
+        ("requested_size", Item::Int(10 * MIB)),
+        ("state", Item::Text("active_allocated")),
+        ("history", Item::List(vec![history])),
+    ]);
+    let rest = block(10 * MIB, "inactive");
+    let path = snapshot(
+        "history.pickle",
+        vec![segment(0, 20 * MIB, vec![held, rest])],
+        vec![entry("snapshot", 0, 20 * MIB)],
+    );
+    let said = |verb: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_gputrace")).arg(verb).arg(&path).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+    };
+    for verb in ["report", "leaks", "oom", "budget"] {
+        assert_eq!(said(verb).matches("this snapshot has no history").count(), 1, "{verb}: {}", said(verb));
+    }
+    let report = said("report");
+    assert!(report.contains("allocate (/job/load.py:190)"), "{report}");
+    assert!(report.contains("_record_memory_history") && !report.contains("gradients"), "{report}");
+    assert!(said("tune").contains("it has no history"), "{}", said("tune"));
+}
+
 #[test]
 fn what_is_placed_behind_a_block_that_was_there_tells_its_size() {
     // 10 MiB were asked for and 10.5 MiB handed out; only where the next one lies tells.

@@ -112,7 +112,7 @@ impl<'a> Bench<'a> {
         let asks = stream.ops.iter().any(|op| matches!(op, Op::Alloc(_) | Op::Oom(_)));
         if !asks && !stream.initial_allocs.is_empty() {
             return Err(format!(
-                "device {} cannot be replayed: its history holds no request, only what was held before; call \
+                "device {} cannot be replayed: it has no history of requests, only what was held before: call \
                  torch.cuda.memory._record_memory_history() before the program allocates",
                 stream.device
             ));
