@@ -35,6 +35,7 @@ const WITHOUT: &[(&str, &str)] = &[
     ("attach", "needs a process; held by tests/attach.rs"),
     ("detach", "needs a process; held by tests/attach.rs"),
     ("ps", "lists what runs now; held by tests/attach.rs"),
+    ("stacks", "reads what runs now; held by tests/running.rs and its own tests"),
     ("symbolise", "writes a trace"),
     ("top", "shows what runs now; held by tests/live.rs"),
     ("metrics", "serves what runs now; held by tests/live.rs"),
