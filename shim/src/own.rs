@@ -30,8 +30,9 @@ static OWN: AtomicPtr<Own> = AtomicPtr::new(null_mut());
 
 /// How old the recorder's last look may be. It looks every few milliseconds; one that is stopped, or was killed, says nothing any more.
 const FRESH: u64 = 5_000_000_000;
-/// How long a recorder may take to its first look.
-const STARTING: u64 = 1_000_000_000;
+/// How long a recorder may take to its first look. With eighty processes on two processors, 1 s was too little now and then, and stacks
+/// lacked their Python frames.
+const STARTING: u64 = FRESH;
 
 /// Says where it lies.
 pub(crate) fn remember(own: &'static Own) {
