@@ -12,11 +12,12 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use gputrace_schemas::event::EventKind;
 use gputrace_schemas::reader::Trace;
+use gputrace_tests::nccl_jobs::{list, python, source};
 use gputrace_tests::recorded::{self, Folder};
 use serde_json::Value;
 
@@ -49,7 +50,7 @@ fn every_fault_is_named_with_its_rank_call_and_line_and_healthy_jobs_are_consist
     let library = modules.join("fake_nccl");
     fs::create_dir_all(&library).expect("a folder");
     fs::copy(source("fake_nccl.py"), library.join("__init__.py")).expect("a copy of fake_nccl.py");
-    let scenarios = list();
+    let scenarios = list("scenarios/jobs.py");
     let n_healthy = scenarios.iter().filter(|scenario| scenario["expected"].is_null()).count();
     assert!(n_healthy >= 10 && scenarios.len() - n_healthy >= 20, "{n_healthy} of {}", scenarios.len());
 
@@ -69,26 +70,6 @@ fn every_fault_is_named_with_its_rank_call_and_line_and_healthy_jobs_are_consist
     });
     let wrong = wrong.into_inner().expect("no panic");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-fn source(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("nccl").join(name)
-}
-
-/// The interpreter itself: what is called `python3` may be a script that looks for it each time.
-fn python() -> &'static Path {
-    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
-    PYTHON.get_or_init(|| {
-        let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
-        PathBuf::from(String::from_utf8_lossy(&output.expect("python3 runs").stdout).trim())
-    })
-}
-
-fn list() -> Vec<Value> {
-    let output = Command::new("python3").arg(source("scenarios/jobs.py")).arg("--list").output();
-    let output = output.expect("python3 runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("a list")
 }
 
 /// Runs a scenario and says what is wrong with what `gputrace ranks` says of it.

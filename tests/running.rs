@@ -10,9 +10,9 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use gputrace_tests::nccl_jobs::{list, python, source};
 use gputrace_tests::recorded::{self, Folder};
 use serde_json::Value;
 
@@ -55,7 +55,8 @@ fn hangs_are_named_while_they_last_and_slow_jobs_are_not_called_hangs() {
     let library = modules.join("fake_nccl");
     fs::create_dir_all(&library).expect("a folder");
     fs::copy(source("fake_nccl.py"), library.join("__init__.py")).expect("a copy of fake_nccl.py");
-    let mut jobs: Vec<Job> = list().into_iter().map(|job| start(&job, folder.path(), &modules)).collect();
+    let mut jobs: Vec<Job> =
+        list("scenarios/running.py").into_iter().map(|job| start(&job, folder.path(), &modules)).collect();
     let n_healthy = jobs.iter().filter(|job| job.expected.is_null()).count();
     assert!(n_healthy >= 8 && jobs.len() - n_healthy >= 12, "{n_healthy} of {}", jobs.len());
 
@@ -147,26 +148,6 @@ fn stands_in(said: &Value, rank: u64) -> String {
     let standings = said["jobs"][0]["standings"].as_array().cloned().unwrap_or_default();
     let of = standings.iter().find(|standing| standing["rank"] == rank);
     of.map_or_else(String::new, |standing| standing["stands_in"].as_str().unwrap_or_default().to_owned())
-}
-
-fn source(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("nccl").join(name)
-}
-
-/// The interpreter itself: what is called `python3` may be a script that looks for it each time.
-fn python() -> &'static Path {
-    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
-    PYTHON.get_or_init(|| {
-        let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
-        PathBuf::from(String::from_utf8_lossy(&output.expect("python3 runs").stdout).trim())
-    })
-}
-
-fn list() -> Vec<Value> {
-    let output = Command::new("python3").arg(source("scenarios/running.py")).arg("--list").output();
-    let output = output.expect("python3 runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("a list")
 }
 
 fn job(name: &str) -> String {

@@ -49,7 +49,7 @@ impl State {
         if data.uid() != rustix::process::geteuid().as_raw() {
             return Err(Unusable::new(format!("it belongs to user {}", data.uid())));
         }
-        // Where anybody may make names, this may be another one of any file of ours.
+        // In a folder that others can write to, it may be a hard link to any of this user's files.
         if data.nlink() > 1 {
             return Err(Unusable::new(format!("it has {} names (hard links)", data.nlink())));
         }

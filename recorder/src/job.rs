@@ -174,7 +174,7 @@ fn name(began: Moment) -> Option<String> {
 fn find(began: Moment) -> Option<PathBuf> {
     let name = name(began)?;
     let us = rustix::process::geteuid().as_raw();
-    // Another user may have taken the name in one of the folders, and whoever uses the file asks once more.
+    // Another user may have created a file of that name. Callers check the owner again after opening.
     let is_ours = |path: &PathBuf| path.symlink_metadata().is_ok_and(|it| it.is_file() && it.uid() == us);
     FOLDERS.iter().map(|folder| Path::new(folder).join(&name)).find(is_ours)
 }

@@ -2,6 +2,7 @@
 //! what they did.
 
 pub mod calls;
+pub mod nccl_jobs;
 pub mod programs;
 pub mod recorded;
 pub mod rows;

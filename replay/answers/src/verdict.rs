@@ -1,9 +1,9 @@
 //! The verdict with which `gputrace report` begins: what happened, what causes it, the line that did it, how sure that is, what to do,
 //! and what to type next.
 //!
-//! It finds nothing by itself: what is wrong with the memory is found in [`crate::causes`], and stands here in the order of the bytes
-//! that each cause explains. What only others can tell (`ranks`, `tune`) it names. Of a trace that is not whole, "nothing wrong" is never
-//! said, and of a snapshot that it has no history is said first.
+//! [`crate::causes`] finds what is wrong with the memory; the verdict lists the causes by the bytes that each explains. It names other
+//! verbs (`ranks`, `tune`) for what only they can answer. It never reports "nothing is wrong" of an incomplete trace, and begins with the
+//! missing history of a snapshot that has none.
 
 use std::cmp::Reverse;
 
@@ -300,7 +300,7 @@ impl Evidence<'_> {
             return (None, "certain that it ran out; its requests cannot be replayed".into());
         };
         match self.found.remedy(ordinal, stream) {
-            // What the story doubts is said of every verdict.
+            // Every verdict repeats the doubts of its story.
             Err(_) if self.story.doubts().is_some() => {
                 (None, "certain that it ran out, not what would have helped".into())
             }

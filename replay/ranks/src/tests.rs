@@ -1,4 +1,4 @@
-//! Jobs as text (`scene.rs`), and what is said of them.
+//! Jobs written as text (`scene.rs`), and the report on each.
 
 mod counts;
 mod leaving;

@@ -15,7 +15,7 @@ pub const RECORD: &str =
 /// The line that writes it.
 pub const DUMP: &str = "torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")  # where you want to know";
 
-/// What is said first, and once, of a snapshot whose history does not begin with the program.
+/// The first line of a report on a snapshot whose history does not begin with the program.
 #[must_use]
 pub fn section(story: &Story) -> Option<Section> {
     let what = in_words(story)?;

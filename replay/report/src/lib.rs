@@ -17,7 +17,7 @@ pub mod summary;
 use gputrace_analyse::story::Story;
 use model::{Part, Section};
 
-/// What is said about one story; what its file does not hold comes first.
+/// The report on one story. It begins with what the file does not hold.
 #[must_use]
 pub fn part(story: &Story, mut sections: Vec<Section>) -> Part {
     sections.splice(0..0, history::section(story));

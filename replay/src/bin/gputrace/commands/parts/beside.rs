@@ -1,8 +1,8 @@
 //! A verb that looks at processes of other users does so in a process of its own.
 //!
-//! Memory of a hostile process can lie in a file system that never answers (FUSE). Whoever reads it waits in the kernel, can neither be
-//! interrupted nor killed, and does not end before that file system does: no thread of ours may be that reader. So a child reads, and
-//! this process ends when the child has done its work or takes too long, whether or not the child can end.
+//! Memory of a hostile process can lie in a file system that never answers (FUSE). A thread that reads it blocks in the kernel and cannot
+//! be interrupted or killed until that file system goes away. So a child process does the reading, and this process exits when the child
+//! has finished or has taken too long, even if the child itself cannot exit.
 
 use std::fs::File;
 use std::io::{Read, Write};
