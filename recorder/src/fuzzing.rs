@@ -5,7 +5,7 @@ use crate::drain::{Drain, Found};
 use crate::map_file::MapFile;
 use crate::process::read_module;
 use crate::symbol_files::{SymbolFiles, Unmarked};
-use crate::symbols::{Patience, Symbols};
+use crate::symbols::{CLibrary, Patience, Symbols};
 use crate::ticks::Timeline;
 use crate::translate::Translator;
 use gputrace_schemas::event::{Module, ModuleId};
@@ -87,7 +87,7 @@ pub fn symbols(path: &Path) -> usize {
     module.bias = 0;
     let astray = HashMap::new();
     let files = SymbolFiles { roots: vec!["/".into()], astray: &astray, unmarked: Unmarked::ByPath };
-    let mut symbols = Symbols::new(Patience::of(Duration::from_secs(3600)), files);
+    let mut symbols = Symbols::new(Patience::of(Duration::from_secs(3600)), CLibrary::Lines, files);
     let resolved = symbols.resolve(&addresses, &[module], |_| Some(ModuleId(0)));
     resolved.iter().flat_map(|(_, _, lines)| lines).filter(|line| !line.function.is_empty()).count()
 }

@@ -14,7 +14,7 @@ use crate::output::{self, Moment, Overwrite, TraceFile};
 use crate::process::{self, AddressSpace, Fate, Reach, Target};
 use crate::standstill::Standstill;
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
-use crate::symbols::{Patience, Symbols};
+use crate::symbols::{CLibrary, Patience, Symbols};
 use crate::ticks::{self, Timeline};
 use crate::translate::Translator;
 use crate::witness::{Witness, tell_state, wake_process};
@@ -817,7 +817,7 @@ impl<'a> Recorder<'a> {
         }
         let roots = self.target.root().into_iter().chain(["/".into()]).collect();
         let files = SymbolFiles { roots, astray: &self.astray, unmarked: Unmarked::ByPath };
-        let n_late = self.translator.symbolise(&mut Symbols::new(patience, files));
+        let n_late = self.translator.symbolise(&mut Symbols::new(patience, CLibrary::Functions, files));
         self.writer.send(self.translator.take());
         n_late
     }

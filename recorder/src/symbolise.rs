@@ -6,7 +6,7 @@
 use crate::opened::{Access, Expected, Links, opened};
 use crate::output::{self, Overwrite};
 use crate::symbol_files::{SymbolFiles, Unmarked};
-use crate::symbols::{self, Patience, Resolved, Symbols};
+use crate::symbols::{self, CLibrary, Patience, Resolved, Symbols};
 use crate::{Error, OtherBuild};
 use gputrace_schemas::event::{Frame, FrameId, Module, ModuleId, Stack, StackId};
 use gputrace_schemas::reader::Trace;
@@ -106,7 +106,7 @@ impl Names<'_> {
         self.counted.n_frames = wanted.len();
         let astray = HashMap::new();
         let files = SymbolFiles { roots, astray: &astray, unmarked: Unmarked::Refused };
-        let mut symbols = Symbols::new(Patience::of(NO_DEADLINE), files);
+        let mut symbols = Symbols::new(Patience::of(NO_DEADLINE), CLibrary::Lines, files);
         let addresses: Vec<u64> = wanted.keys().copied().collect();
         let module_at = |address| module_at(trace.modules(), address);
         let mut n_frames: HashMap<ModuleId, usize> = HashMap::new();

@@ -71,17 +71,39 @@ fn worked() -> Duration {
     clock_gettime_dynamic(clock).ok().and_then(|used| Duration::try_from(used).ok()).unwrap_or_default()
 }
 
+/// What is looked up of the C library's own frames, at the bottom of every stack (`start_thread`, `__libc_start_main`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CLibrary {
+    /// The function, as its symbol table has it. Its debug file is megabytes, compressed: its lines, which tell nobody
+    /// anything about a program's memory, took 10 ms of a processor, a third of what recording a short program costs.
+    Functions,
+    /// The lines, too.
+    Lines,
+}
+
+impl CLibrary {
+    /// Whether debug information is read for a module at this path: glibc's files (its Makeconfig and `shlib-versions`).
+    fn wants_lines(self, module: &str) -> bool {
+        let name = module.rsplit('/').next().unwrap_or_default();
+        let is_its_own = ["libc.so.", "libc-2.", "ld-linux", "ld-2.", "libpthread.so.", "libpthread-2."]
+            .iter()
+            .any(|start| name.starts_with(start));
+        self == CLibrary::Lines || !is_its_own
+    }
+}
+
 /// Finds functions in files.
 pub(crate) struct Symbols<'a> {
     patience: Patience,
+    c_library: CLibrary,
     files: SymbolFiles<'a>,
     /// Modules that were asked for and have no file, with files of other builds that were found.
     pub(crate) missing: Vec<(ModuleId, Vec<OtherBuild>)>,
 }
 
 impl<'a> Symbols<'a> {
-    pub(crate) fn new(patience: Patience, files: SymbolFiles<'a>) -> Symbols<'a> {
-        Symbols { patience, files, missing: Vec::new() }
+    pub(crate) fn new(patience: Patience, c_library: CLibrary, files: SymbolFiles<'a>) -> Symbols<'a> {
+        Symbols { patience, c_library, files, missing: Vec::new() }
     }
 
     /// The functions at the addresses where calls return to. Addresses that are not reached in time are left out.
@@ -116,7 +138,7 @@ impl<'a> Symbols<'a> {
             };
             let probe = |address: &u64| address.wrapping_sub(1).wrapping_sub(module.bias);
             let probes: Vec<u64> = addresses.iter().map(probe).collect();
-            let found = self.lines(&file, &probes);
+            let found = self.lines(&file, &probes, self.c_library.wants_lines(&module.path));
             let found = addresses.into_iter().zip(found);
             resolved.extend(found.map_while(|(address, lines)| Some((address, id, lines?))));
         }
@@ -124,11 +146,12 @@ impl<'a> Symbols<'a> {
     }
 
     /// The functions at addresses of a file, never without any; `None` from where time is over.
-    fn lines(&self, file: &SymbolFile, probes: &[u64]) -> Vec<Option<Vec<Line>>> {
+    fn lines(&self, file: &SymbolFile, probes: &[u64], wants_lines: bool) -> Vec<Option<Vec<Line>>> {
         let mapped = Mapped::open(&file.path).ok();
         let object = mapped.as_ref().and_then(|mapped| object::File::parse(mapped.bytes()).ok());
         let Some(object) = object else { return vec![Some(vec![Line::default()]); probes.len()] };
         let answers = match file.supplement {
+            _ if !wants_lines => vec![Answer::Lines(Vec::new()); probes.len()],
             None => lines::lines(&object, probes),
             Some(_) => vec![Answer::Unsure; probes.len()],
         };
@@ -262,7 +285,8 @@ mod tests {
             Some(ModuleId(at as u32))
         };
         let astray = HashMap::new();
-        let mut symbols = Symbols::new(Patience::of(Duration::from_secs(60)), files(&astray));
+        let mut symbols =
+            Symbols::new(Patience::of(Duration::from_secs(60)), CLibrary::Lines, files(&astray));
         let found = symbols.resolve(&[address, 16], &modules, module_at);
         assert_eq!(found[0], (16, None, vec![Line::default()]));
         let (_, _, lines) = &found[1];
@@ -271,13 +295,37 @@ mod tests {
         assert!(last.file.ends_with("symbols.rs"), "{last:?}");
         let hour = Duration::from_secs(3600);
         for none in [Patience::of(Duration::ZERO), Patience::of_work(Duration::ZERO, hour)] {
-            let mut none = Symbols::new(none, files(&astray));
+            let mut none = Symbols::new(none, CLibrary::Lines, files(&astray));
             assert_eq!(none.resolve(&[address], &modules, module_at), [], "no time, no answer");
         }
         assert!(
             !Patience::of_work(hour, hour).is_over() && Patience::of_work(hour, Duration::ZERO).is_over()
         );
         a_function_of_ours();
+    }
+
+    #[test]
+    fn the_c_library_s_lines_are_left_to_whoever_asks_for_them() {
+        let own = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib/libc-2.31.so", "/lib64/ld-linux-x86-64.so.2"];
+        for module in own {
+            assert!(
+                !CLibrary::Functions.wants_lines(module) && CLibrary::Lines.wants_lines(module),
+                "{module}"
+            );
+        }
+        for module in ["/opt/libc10.so", "/usr/bin/python3.12", "/a/libcuda.so.1", ""] {
+            assert!(CLibrary::Functions.wants_lines(module), "{module}");
+        }
+        let modules = modules();
+        let at = modules.iter().position(|it| it.path.contains("/libc.so")).expect("the C library");
+        let address = libc::getenv as *const () as u64 + 2;
+        let astray = HashMap::new();
+        let hour = Patience::of(Duration::from_secs(3600));
+        let mut symbols = Symbols::new(hour, CLibrary::Functions, files(&astray));
+        let found = symbols.resolve(&[address], &modules, |_| Some(ModuleId(at as u32)));
+        let [(_, _, lines)] = &found[..] else { panic!("one address: {found:?}") };
+        let [line] = &lines[..] else { panic!("one function: {lines:?}") };
+        assert!(line.function.contains("getenv") && line.file.is_empty(), "{line:?}");
     }
 
     #[test]
