@@ -34,7 +34,7 @@ impl Ring {
         Some(Ring {
             drain: Drain::new(map),
             translator: Translator::new(),
-            timeline: Timeline::new(map.clock(), map.calibration()),
+            timeline: Timeline::new(map.clock(), map.calibration(), false),
             found: Found::default(),
             _file: file,
         })

@@ -319,7 +319,8 @@ impl<'a> Recorder<'a> {
         let mut recorder = Recorder {
             file,
             drain: Drain::new(map),
-            timeline: Timeline::new(map.clock(), calibration),
+            // Our parent has just made the ring.
+            timeline: Timeline::new(map.clock(), calibration, options.is_its_child),
             translator: Translator::new(),
             handed_out: HandedOutBooks::default(),
             handed_out_at: Instant::now(),

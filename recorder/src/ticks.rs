@@ -34,13 +34,16 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    /// Takes the first pairs; waits up to 20 ms for that.
-    pub(crate) fn new(clock: Clock, ring: Calibration) -> Timeline {
+    /// Takes the first pairs. A ring that was not made just now (`is_new`) may be of another boot: to find out takes 20 ms.
+    pub(crate) fn new(clock: Clock, ring: Calibration, is_new: bool) -> Timeline {
         if clock == Clock::Monotonic {
             return Timeline { clock, pairs: Vec::new() };
         }
         let begin = Pair { ticks: ring.ticks.0, nanos: ring.monotonic };
         let first = Pair::take(clock);
+        if is_new && begin.ticks < first.ticks && begin.nanos < first.nanos {
+            return Timeline { clock, pairs: vec![begin, first] };
+        }
         std::thread::sleep(Duration::from_nanos(LEAST_DISTANCE));
         Timeline { clock, pairs: Timeline::begin(begin, first, Pair::take(clock)) }
     }
@@ -205,8 +208,14 @@ mod tests {
 
     #[test]
     fn times_are_those_of_the_monotonic_clock() {
+        for is_new in [false, true] {
+            times_are_monotonic(is_new);
+        }
+    }
+
+    fn times_are_monotonic(is_new: bool) {
         let clock = Clock::of_this_machine();
-        let mut line = Timeline::new(clock, Calibration::take(clock));
+        let mut line = Timeline::new(clock, Calibration::take(clock), is_new);
         for _ in 0..3 {
             std::thread::sleep(Duration::from_millis(25));
             let before = monotonic();
