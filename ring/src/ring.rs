@@ -421,16 +421,9 @@ impl Reader {
         unsafe { sync::word(self.map.chunk(chunk), at) }.load(Ordering::Relaxed)
     }
 
-    /// Lets producers use the first `n_usable` chunks. Only for chunks that the ring's file has memory for, and by one at a
-    /// time.
+    /// Lets producers use the first `n_usable` chunks; see [`Map::grow`].
     pub fn grow(&self, n_usable: u32) {
-        let header = self.map.header();
-        let (before, now) = (self.map.n_usable(), n_usable.min(self.map.n_chunks()));
-        if now > before {
-            // SYNC: the memory of usable chunks.
-            header.usable_chunks.value.store(now, Ordering::Release);
-            header.free_chunks.value.fetch_add(now - before, Ordering::Relaxed);
-        }
+        self.map.grow(n_usable);
     }
 
     /// Gives a chunk back to the producers. Only for chunks that are complete, or whose thread is gone.
