@@ -232,7 +232,7 @@ fn come(tls: &'static Tls, start: Start, is_first: bool) -> Option<Lane> {
     }
     let (map, generation) = session::current()?;
     if !is_first {
-        ring_file::make_room(&map);
+        ring_file::make_room(&map, session::ring().0);
     }
     if !attach_thread(tls, map, generation) {
         map.header().lost_threads.add(0);

@@ -2,7 +2,7 @@
 
 use crate::kernel::{self, File};
 use crate::sys::{self, Text};
-use crate::{config, own, room, session, valgrind};
+use crate::{config, own, room, valgrind};
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use gputrace_ring::clock::Clock;
@@ -221,8 +221,8 @@ fn populate(address: usize, bytes: usize) -> bool {
 }
 
 /// Gives the ring more memory for a thread that comes, where threads come faster than the recorder does that: each wants a chunk at
-/// once. Several threads may do this at a time, and the recorder, too; each does all that it needs itself.
-pub(crate) fn make_room(map: &Map) {
+/// once. Several threads may do this at a time, and the recorder, too; each does all that it needs itself. `path` is the ring's.
+pub(crate) fn make_room(map: &Map, path: &CStr) {
     let (n_usable, n_chunks) = (map.n_usable(), map.n_chunks());
     let n_free = map.header().free_chunks.value.load(core::sync::atomic::Ordering::Relaxed);
     if n_usable >= n_chunks || n_free >= n_usable / 4 {
@@ -235,7 +235,6 @@ pub(crate) fn make_room(map: &Map) {
     let wanted = n_usable.saturating_mul(2).min(n_chunks);
     let before = |chunk| Map::bytes_before(n_chunks, chunk) as u64;
     let (from, to) = (before(n_usable), before(wanted));
-    let (path, _) = session::ring();
     if to > free(libc::SYS_statfs, path.as_ptr() as usize).saturating_add(from) / PART {
         return;
     }
