@@ -108,9 +108,14 @@ impl Lane {
     fn follow(&mut self, wish: Wish) {
         match wish {
             Wish::Complete => self.producer().complete(),
+            Wish::Grow => {
+                self.producer().heard();
+                ring_file::make_room(self.producer().map(), session::ring().0);
+            }
             Wish::FindChunks => {
                 self.producer().heard();
                 let (map, line) = (*self.producer().map(), self.all().line);
+                ring_file::make_room(&map, session::ring().0);
                 find_chunks(map, line);
             }
         }

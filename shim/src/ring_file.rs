@@ -220,12 +220,13 @@ fn populate(address: usize, bytes: usize) -> bool {
     unsafe { kernel::call(libc::SYS_madvise, [address, bytes, advice, 0, 0, 0]) }.is_ok()
 }
 
-/// Gives the ring more memory for a thread that comes, where threads come faster than the recorder does that: each wants a chunk at
-/// once. Several threads may do this at a time, and the recorder, too; each does all that it needs itself. `path` is the ring's.
+/// Gives the ring more memory where threads come, or record, faster than the recorder does that: it may be kept from running, and who
+/// comes wants a chunk at once. Several threads may do this at a time, and the recorder, too; each does all that it needs itself. `path`
+/// is the ring's.
 pub(crate) fn make_room(map: &Map, path: &CStr) {
     let (n_usable, n_chunks) = (map.n_usable(), map.n_chunks());
     let n_free = map.header().free_chunks.value.load(core::sync::atomic::Ordering::Relaxed);
-    if n_usable >= n_chunks || n_free >= n_usable / 4 {
+    if n_usable >= n_chunks || n_free > n_usable / 4 {
         return;
     }
     // A sandbox may have come. Then the recorder alone makes room.

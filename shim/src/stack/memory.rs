@@ -90,13 +90,14 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// The word at `index`; 0 beyond the end.
+    /// The word at `index`.
+    ///
+    /// # Safety
+    /// It is inside: `index` is below the bytes that were asked for, divided by 8.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn word_at(&self, index: usize) -> u64 {
-        if index >= self.words {
-            return 0;
-        }
+    pub(crate) unsafe fn word_unchecked(&self, index: usize) -> u64 {
+        debug_assert!(index < self.words, "a word beyond the part");
         // SAFETY: inside a region that is readable by the promise of [`Region::new`].
         unsafe { (self.start as *const u64).wrapping_add(index).read() }
     }
