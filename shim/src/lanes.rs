@@ -145,7 +145,7 @@ impl Drop for Lane {
 
 /// The calling thread's lane. `None` if there is no session (see [`Start`]), if we stepped aside, or in a signal
 /// handler that interrupted another event of this thread, which is counted as a loss.
-#[inline]
+#[inline(always)]
 #[unsafe(link_section = "gputrace_hot")]
 pub(crate) fn lane(start: Start) -> Option<Lane> {
     let tls = tls::here();
