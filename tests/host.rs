@@ -330,12 +330,6 @@ fn memory_that_is_short_for_a_while_costs_the_events_of_that_while() {
     );
 }
 
-fn is_kernel_since(major: u32, minor: u32) -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("Linux");
-    let mut numbers = release.split('.').map(|number| number.parse().unwrap_or(0));
-    (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
-}
-
 /// The ring of a program whose recorder does nothing.
 fn undrained(program: &Path, arguments: &[&str], folder: &Folder, ring_bytes: Option<&str>) -> PathBuf {
     let mut command = recorded_command(program, arguments, folder);
@@ -357,9 +351,7 @@ fn undrained(program: &Path, arguments: &[&str], folder: &Folder, ring_bytes: Op
 #[test]
 fn a_ring_takes_memory_for_its_first_events_and_the_rest_when_a_recorder_gives_it() {
     let folder = folder("first_memory");
-    // Threads of older kernels cannot give it more (MADV_POPULATE_WRITE).
-    let most = if is_kernel_since(5, 14) { 5 << 20 } else { 21 << 20 };
-    for (asked, most) in [(None, most), (Some("12582912"), 12 << 20)] {
+    for (asked, most) in [(None, 18 << 20), (Some("12582912"), 12 << 20)] {
         let ring = undrained(&program("threads_come_and_go"), &["1"], &folder, asked);
         let facts = fs::metadata(&ring).expect("a ring");
         fs::remove_file(&ring).expect("ours");

@@ -425,6 +425,11 @@ pub(crate) fn is_running(process: &Process) -> bool {
     !is_here || stat(process.pid).is_some_and(is_it)
 }
 
+/// Whether a thread is gone, or will run no line of its program again.
+pub(crate) fn is_going(thread: u32) -> bool {
+    crate::opened::text_of_proc(&format!("/proc/{thread}/stat")).map_or(true, |stat| is_ending(&stat))
+}
+
 /// Whether the kernel is taking the process or thread of this `stat` down: by the flags of proc(5), `PF_EXITING` of the kernel's
 /// sched.h, which is 4 in every Linux.
 pub(crate) fn is_ending(stat: &str) -> bool {

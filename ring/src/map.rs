@@ -457,18 +457,6 @@ impl Map {
         self.header().usable_chunks.value.load(Ordering::Acquire).min(self.n_chunks)
     }
 
-    /// Lets producers use the first `n_usable` chunks. Only for chunks that the ring's file has memory for. The recorder and
-    /// threads of the process may do so at the same time: a ring never shrinks, and no chunk is counted twice.
-    pub fn grow(&self, n_usable: u32) {
-        let header = self.header();
-        let now = n_usable.min(self.n_chunks);
-        // SYNC: the memory of usable chunks.
-        let before = header.usable_chunks.value.fetch_max(now, Ordering::AcqRel);
-        if now > before {
-            header.free_chunks.value.fetch_add(now - before, Ordering::Relaxed);
-        }
-    }
-
     #[cfg(loom)]
     pub(crate) fn base(&self) -> *mut u8 {
         self.base

@@ -48,15 +48,12 @@ pub enum Pushed {
 pub enum Wish {
     /// [`Producer::complete`]: too many threads hold a chunk.
     Complete,
-    /// A quarter of the chunks that may be used is left, and the ring can have more: [`Map::grow`].
-    Grow,
     /// No chunk was free: some may be held by threads that are gone.
     FindChunks,
 }
 
 const WISH_COMPLETE: u32 = 1;
 const WISH_CHUNKS: u32 = 2;
-const WISH_GROW: u32 = 3;
 
 /// One thread's end of the ring. There is one per thread, so nothing here is shared until it is committed.
 #[repr(C, align(64))]
@@ -264,11 +261,7 @@ impl Producer {
 
     #[cold]
     fn which_wish(&self) -> Wish {
-        match self.wish {
-            WISH_CHUNKS => Wish::FindChunks,
-            WISH_GROW => Wish::Grow,
-            _ => Wish::Complete,
-        }
+        if self.wish == WISH_CHUNKS { Wish::FindChunks } else { Wish::Complete }
     }
 
     /// The wish was heard, and is not repeated before there is a reason.
@@ -308,7 +301,7 @@ impl Producer {
                 // SYNC: chunk free.
                 && state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
-                let n_free = header.free_chunks.value.fetch_sub(1, Ordering::Relaxed);
+                header.free_chunks.value.fetch_sub(1, Ordering::Relaxed);
                 let chunk_header = self.map.chunk_header(chunk);
                 self.sequence += 1;
                 chunk_header.thread.store(self.thread, Ordering::Relaxed);
@@ -323,13 +316,7 @@ impl Producer {
                 // Threads that keep a chunk for their next event may hold half of the ring. Those that come later give
                 // theirs back at once: so many slow threads leave room for the fast ones.
                 let held = header.held_chunks.value.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-                self.wish = if n_free <= n_usable / 4 && n_usable < self.map.n_chunks() {
-                    WISH_GROW
-                } else if held > n_usable / 2 {
-                    WISH_COMPLETE
-                } else {
-                    0
-                };
+                self.wish = if held > n_usable / 2 { WISH_COMPLETE } else { 0 };
                 return true;
             }
         }
@@ -434,9 +421,16 @@ impl Reader {
         unsafe { sync::word(self.map.chunk(chunk), at) }.load(Ordering::Relaxed)
     }
 
-    /// Lets producers use the first `n_usable` chunks; see [`Map::grow`].
+    /// Lets producers use the first `n_usable` chunks. Only for chunks that the ring's file has memory for, and by one at a
+    /// time.
     pub fn grow(&self, n_usable: u32) {
-        self.map.grow(n_usable);
+        let header = self.map.header();
+        let (before, now) = (self.map.n_usable(), n_usable.min(self.map.n_chunks()));
+        if now > before {
+            // SYNC: the memory of usable chunks.
+            header.usable_chunks.value.store(now, Ordering::Release);
+            header.free_chunks.value.fetch_add(now - before, Ordering::Relaxed);
+        }
     }
 
     /// Gives a chunk back to the producers. Only for chunks that are complete, or whose thread is gone.

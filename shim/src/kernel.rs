@@ -327,7 +327,7 @@ pub(crate) fn read_memory(address: usize, into: &mut [u8]) -> usize {
 }
 
 /// The least page of Linux on these processors.
-pub(crate) const PAGE: usize = 4096;
+const PAGE: usize = 4096;
 
 /// Undoes what `mlockall(MCL_FUTURE)` does to a mapping of ours: it would count against the program's limit. What the
 /// mapping alone holds is lost.

@@ -8,7 +8,7 @@ use crate::session::{self, Describe, Start};
 use crate::sys::{self, KeepErrno, Text};
 use crate::thread_state::Rest;
 use crate::tls::{self, Tls};
-use crate::{closers, devices, ends, kernel, ledger, nvtx, own, ring_file, thread_id, words};
+use crate::{closers, devices, ends, kernel, ledger, nvtx, own, thread_id, words};
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
@@ -108,14 +108,9 @@ impl Lane {
     fn follow(&mut self, wish: Wish) {
         match wish {
             Wish::Complete => self.producer().complete(),
-            Wish::Grow => {
-                self.producer().heard();
-                ring_file::make_room(self.producer().map(), session::ring().0);
-            }
             Wish::FindChunks => {
                 self.producer().heard();
                 let (map, line) = (*self.producer().map(), self.all().line);
-                ring_file::make_room(&map, session::ring().0);
                 find_chunks(map, line);
             }
         }
@@ -236,9 +231,6 @@ fn come(tls: &'static Tls, start: Start, is_first: bool) -> Option<Lane> {
         return None;
     }
     let (map, generation) = session::current()?;
-    if !is_first {
-        ring_file::make_room(&map, session::ring().0);
-    }
     if !attach_thread(tls, map, generation) {
         map.header().lost_threads.add(0);
         return None;

@@ -2,11 +2,12 @@
 
 use crate::kernel::{self, File};
 use crate::sys::{self, Text};
-use crate::{config, own, room, valgrind};
+use crate::{config, room};
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use gputrace_ring::clock::Clock;
 use gputrace_ring::map::{self, Map};
+use gputrace_ring::ring::Reader;
 
 /// Bytes of the ring where nobody says otherwise: eight seconds of 100,000 events a second, should the recorder be
 /// kept from running.
@@ -15,11 +16,11 @@ const RING_BYTES: u64 = 32 << 20;
 const LEAST_RING_BYTES: u64 = 1 << 20;
 /// The most, whatever is asked for: a recorder must map it.
 const MOST_RING_BYTES: u64 = 64 << 30;
-/// Bytes that have memory before the recorder, or threads that come ([`make_room`]), give the rest its own: 100,000 events. The
-/// kernel takes 0.3 ms of a processor to clear and free 1 MiB, which is what most of a short program's recording used to cost.
-const FIRST_BYTES: u64 = 4 << 20;
-/// The same where threads cannot: a chunk for each of a thousand threads.
-const FIRST_BYTES_FOR_ALL: u64 = 20 << 20;
+/// Bytes that have memory before the recorder gives the rest its own: a chunk for each thread that there can be. The kernel takes 0.3 ms
+/// of a processor to clear and free 1 MiB, which is what most of a short program's recording used to cost. Threads cannot give the
+/// ring more when they come (`MADV_POPULATE_WRITE`): by then the program may be under a sandbox that nobody has seen yet.
+const FIRST_BYTES: u64 = 17 << 20;
+const _: () = assert!(Map::chunks_in(FIRST_BYTES as usize) as usize >= map::MAX_THREADS);
 /// The same where the user asks for a size: for bursts, which do not wait for the recorder.
 const FIRST_BYTES_ASKED: u64 = 256 << 20;
 
@@ -75,11 +76,7 @@ impl Ring {
     /// A ring that this clock stamps, with a name that no other of this process has.
     pub(crate) fn make(clock: Clock, writer: map::Writer, places: Places) -> Result<Ring, &'static [u8]> {
         let wanted = config::RING_BYTES.number();
-        let first = match wanted {
-            Some(_) => FIRST_BYTES_ASKED,
-            None if can_populate() => FIRST_BYTES,
-            None => FIRST_BYTES_FOR_ALL,
-        };
+        let first = if wanted.is_some() { FIRST_BYTES_ASKED } else { FIRST_BYTES };
         let mut wanted = wanted.unwrap_or(RING_BYTES).clamp(LEAST_RING_BYTES, MOST_RING_BYTES);
         if wanted > RING_BYTES {
             wanted = wanted.min(room::quarter_of_memory()).max(LEAST_RING_BYTES);
@@ -186,63 +183,17 @@ fn fill(file: &File, wanted: Wanted, writer: map::Writer, clock: Clock) -> Optio
 
 /// Bytes of its file system that a ring may take: a quarter of what is free.
 fn space(file: &File) -> u64 {
-    free(libc::SYS_fstatfs, file.number() as usize) / PART
-}
-
-/// A ring takes at most this part of what is free.
-const PART: u64 = 4;
-
-/// Bytes that are free in the file system of a descriptor (`fstatfs`) or path (`statfs`); all ones where that is not known.
-fn free(call: i64, what: usize) -> u64 {
     let mut space = MaybeUninit::<libc::statfs>::zeroed();
-    let arguments = [what, space.as_mut_ptr() as usize, 0, 0, 0, 0];
-    // SAFETY: the kernel reads a path that ends with a zero, or a number, and writes one structure.
-    let is_known = unsafe { kernel::call(call, arguments) }.is_ok();
+    let arguments = [file.number() as usize, space.as_mut_ptr() as usize, 0, 0, 0, 0];
+    // SAFETY: the kernel writes one structure.
+    let is_known = unsafe { kernel::call(libc::SYS_fstatfs, arguments) }.is_ok();
     // SAFETY: zeros, or what the kernel wrote.
     let space = unsafe { space.assume_init() };
     // A memory file says that it has no blocks at all.
     if is_known && space.f_blocks > 0 {
-        space.f_bavail.saturating_mul(space.f_bsize as u64)
+        space.f_bavail.saturating_mul(space.f_bsize as u64) / 4
     } else {
         u64::MAX
-    }
-}
-
-/// Whether a thread can give its process memory in a way that fails where there is none: `MADV_POPULATE_WRITE` (madvise(2), Linux
-/// 5.14), which older kernels refuse for no bytes at all, too.
-fn can_populate() -> bool {
-    kernel::may_use_rare_calls() && !valgrind::is_on() && populate(0, 0)
-}
-
-fn populate(address: usize, bytes: usize) -> bool {
-    let advice = libc::MADV_POPULATE_WRITE as usize;
-    // SAFETY: writes nothing; a page that cannot be had is an error (`EFAULT`) and no signal.
-    unsafe { kernel::call(libc::SYS_madvise, [address, bytes, advice, 0, 0, 0]) }.is_ok()
-}
-
-/// Gives the ring more memory where threads come, or record, faster than the recorder does that: it may be kept from running, and who
-/// comes wants a chunk at once. Several threads may do this at a time, and the recorder, too; each does all that it needs itself. `path`
-/// is the ring's.
-pub(crate) fn make_room(map: &Map, path: &CStr) {
-    let (n_usable, n_chunks) = (map.n_usable(), map.n_chunks());
-    let n_free = map.header().free_chunks.value.load(core::sync::atomic::Ordering::Relaxed);
-    if n_usable >= n_chunks || n_free > n_usable / 4 {
-        return;
-    }
-    // A sandbox may have come. Then the recorder alone makes room.
-    if !kernel::may_use_rare_calls() || !own::may_ask() {
-        return;
-    }
-    let wanted = n_usable.saturating_mul(2).min(n_chunks);
-    let before = |chunk| Map::bytes_before(n_chunks, chunk) as u64;
-    let (from, to) = (before(n_usable), before(wanted));
-    if to > free(libc::SYS_statfs, path.as_ptr() as usize).saturating_add(from) / PART {
-        return;
-    }
-    let start = map.chunk(n_usable) as usize;
-    let page = start / kernel::PAGE * kernel::PAGE;
-    if populate(page, start - page + (to - from) as usize) {
-        map.grow(wanted);
     }
 }
 
@@ -253,7 +204,7 @@ pub(crate) fn allocate_rest(file: &File, map: &Map) {
         let (from, to) = (Map::bytes_before(n_chunks, map.n_usable()), Map::bytes_for(n_chunks));
         // SAFETY: changes the file and nothing else. Only rings of which a part was allocated by this call come here.
         if unsafe { kernel::call(libc::SYS_fallocate, [number, 0, from, to - from, 0, 0]) }.is_ok() {
-            map.grow(n_chunks);
+            Reader::new(*map).grow(n_chunks);
         }
     }
 }

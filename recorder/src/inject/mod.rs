@@ -116,7 +116,11 @@ impl Late {
         refuse_by_status(pid)?;
         let no = |why: &str| Refusal::NotLate { pid, why: why.to_owned() };
         let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"));
-        let memory = memory.map_err(|_| no(&why_untraceable(pid)))?;
+        let memory = memory.map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => no(&why_untraceable(pid)),
+            io::ErrorKind::NotFound => Refusal::Gone(pid),
+            _ => no(&format!("its memory cannot be opened: {error}")),
+        })?;
         let maps = Maps::of(pid).ok_or_else(|| no(&why_untraceable(pid)))?;
         if maps.base("libcuda.so").is_none() {
             return Err(no(
@@ -412,7 +416,7 @@ impl Late {
                     }
                     Found::NotNow => {}
                     // So the kernel says of a thread that has just ended, too (ptrace_attach: `task->exit_state`).
-                    Found::Refused(Errno::PERM) if crate::attach::is_over(thread) => {}
+                    Found::Refused(Errno::PERM) if crate::process::is_going(thread) => {}
                     Found::Refused(Errno::PERM) => return Err(self.no(&why_untraceable(self.pid))),
                     Found::Refused(error) => return Err(self.no(&format!("ptrace: {error}"))),
                 }
