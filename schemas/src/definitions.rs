@@ -180,6 +180,8 @@ fn build_process<'a>(
         ),
         began: Field::U64(process.began),
         ancestors,
+        segment: Field::U32(process.segment),
+        since: Field::U64(process.since.0),
     };
     nested(fields.build(to))
 }
@@ -693,6 +695,8 @@ fn read_process(table: &tables::Process<'_>, texts: &mut Texts<'_>) -> Result<Pr
         },
         began: table.began().unwrap_or_default(),
         ancestors,
+        segment: table.segment().unwrap_or_default(),
+        since: Nanos(table.since().unwrap_or_default()),
     })
 }
 

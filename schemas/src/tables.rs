@@ -193,6 +193,8 @@ tables! {
         torch_version: u32,
         began: u64,
         ancestors: Nested<Ancestors<'a>>,
+        segment: u32,
+        since: u64,
     }
     Modules, ModulesFields {
         ids: Column<'a, u32>,

@@ -165,6 +165,31 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
+    /// What is held when a segment begins: events of the time before it, in the order of their times. A reader of several segments
+    /// skips them in all but the first. Definitions that they need are written before them.
+    ///
+    /// # Errors
+    /// The sink's. Nothing is counted as dropped then: a segment that cannot be begun is not begun.
+    pub fn held<'a>(&mut self, events: impl IntoIterator<Item = &'a Event>) -> io::Result<()> {
+        self.write_definitions()?;
+        let mut rows = EventRows::default();
+        for event in events {
+            rows.push(event);
+            if rows.len() >= EVENTS_PER_BLOCK {
+                self.write_held(&mut rows)?;
+            }
+        }
+        if rows.len() > 0 { self.write_held(&mut rows) } else { Ok(()) }
+    }
+
+    fn write_held(&mut self, rows: &mut EventRows) -> io::Result<()> {
+        self.builder.reset();
+        rows.build(&mut self.builder);
+        self.write_block(Kind::Held, rows.len(), rows.span())?;
+        rows.clear();
+        Ok(())
+    }
+
     /// Writes what is kept, so that it survives this process.
     ///
     /// # Errors
