@@ -403,6 +403,14 @@ impl TraceFile {
         self.kept.take().map_or(Ok(()), |kept| self.file.write_all(&kept))
     }
 
+    /// Waits until what was written is on the disk, where the file system has one.
+    pub(crate) fn synchronise(&self) -> io::Result<()> {
+        match self.file.sync_data() {
+            Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+            done => done,
+        }
+    }
+
     /// Removes what is behind `length`, and goes on there.
     pub(crate) fn cut(&mut self, length: u64) -> io::Result<()> {
         use std::io::{Seek, SeekFrom};

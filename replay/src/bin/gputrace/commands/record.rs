@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args, ValueEnum};
-use gputrace_recorder::{Job, Overwrite, variable, variables};
+use gputrace_recorder::{Job, Overwrite, segments, variable, variables};
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 
@@ -41,6 +41,7 @@ const NOT_FOUND: u8 = 127;
 Examples:
   gputrace record -- python train.py
   gputrace record -o 'job/%h.r%r.gtr' -- torchrun --nproc-per-node 8 train.py
+  gputrace record --keep 30m --max-size 2GiB -o server.gtr -- python serve.py
   gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py
 
 Exit status: the program's own; 125 if it cannot be traced (and is not started), 126 if it cannot be run, 127 if it is not found.
@@ -66,6 +67,12 @@ pub(super) struct RecordArgs {
     /// Measure how long the GPU works for each call into NCCL: two events around each, none inside graphs
     #[arg(long)]
     nccl_timing: bool,
+    /// Keep at least the last 90s, 30m, 12h or 7d of a recording that goes on and on, and remove what is older; see docs/KEEP.md
+    #[arg(long, value_name = "TIME", value_parser = kept_time)]
+    keep: Option<String>,
+    /// Keep a recording within so many bytes on the disk, for each process, and remove the oldest: 512M, 2GiB
+    #[arg(long, value_name = "BYTES", value_parser = kept_bytes)]
+    max_size: Option<u64>,
     /// Read the Python stacks of a process of a job of several ranks into its trace when it has been silent for so many seconds; 0 never [default: 60]
     #[arg(long, value_name = "SECONDS")]
     hang_after: Option<u64>,
@@ -226,6 +233,12 @@ fn prepare(
     if let Some(seconds) = args.hang_after {
         set(variables::HANG_AFTER, seconds.to_string().as_ref());
     }
+    if let Some(time) = &args.keep {
+        set(variables::KEEP, time.as_ref());
+    }
+    if let Some(bytes) = args.max_size {
+        set(variables::MAX_SIZE, bytes.to_string().as_ref());
+    }
     if args.no_oom_report {
         set(variables::OOM, "0".as_ref());
     }
@@ -233,6 +246,20 @@ fn prepare(
         set(variables::RING_BYTES, bytes.to_string().as_ref());
     }
     Ok(command)
+}
+
+/// A length of time that the recorder understands.
+fn kept_time(text: &str) -> Result<String, String> {
+    segments::parse_time(text).map(|_| text.to_owned())
+}
+
+/// Bytes that leave room for a recording.
+fn kept_bytes(text: &str) -> Result<u64, String> {
+    let bytes = bytes::parse(text)?;
+    if bytes < segments::LEAST_SIZE {
+        return Err(format!("{bytes} bytes are too few for a recording; the least is 1MiB"));
+    }
+    Ok(bytes)
 }
 
 /// Refuses names of traces that would leave the run without one.

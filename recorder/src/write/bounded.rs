@@ -1,0 +1,117 @@
+//! What the writing thread remembers of a bounded recording, so that each of its files can be read without those before it.
+
+use crate::book::Book;
+use crate::held::Held;
+use crate::output::TraceFile;
+use crate::segments::{Bounds, Segments};
+use crate::translate::Item;
+use gputrace_schemas::event::{Mappings, Nanos};
+use gputrace_schemas::writer::Writer;
+use std::io;
+use std::path::PathBuf;
+
+pub(super) struct Bounded {
+    segments: Segments,
+    book: Book,
+    held: Held,
+    /// The address space when it was last read.
+    mappings: Option<Mappings>,
+    since: Nanos,
+    /// It was said that a file could not be begun.
+    has_complained: bool,
+}
+
+impl Bounded {
+    pub(super) fn new(bounds: Bounds, path: PathBuf) -> Bounded {
+        let segments = Segments::new(bounds, path);
+        let book = Book::new(segments.number());
+        Bounded {
+            segments,
+            book,
+            held: Held::default(),
+            mappings: None,
+            since: Nanos(0),
+            has_complained: false,
+        }
+    }
+
+    /// Writes an item, and remembers what the next file needs of it. Where no more definitions may wait, they are only remembered.
+    pub(super) fn put(&mut self, item: &Item, writer: &mut Writer<TraceFile>, full: bool) -> io::Result<()> {
+        match item {
+            Item::Event(event) => {
+                self.held.event(event);
+                if !full {
+                    self.book.need(event, writer);
+                }
+                writer.event(event)
+            }
+            Item::Mappings(mappings) => {
+                self.mappings = Some(mappings.clone());
+                writer.mappings(mappings)
+            }
+            definition => {
+                self.book.define(definition, (!full).then_some(writer));
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn is_due(&self, bytes: u64) -> bool {
+        self.segments.is_due(bytes)
+    }
+
+    /// The next file, in the place of the one before; `None` where there is no room for it.
+    pub(super) fn next(&mut self, old: &mut Writer<TraceFile>) -> Option<Writer<TraceFile>> {
+        match self.begin(old.position()) {
+            Ok(writer) => Some(writer),
+            Err(error) => {
+                self.segments.unmake();
+                self.book.take_back(self.segments.number(), self.since);
+                if !self.has_complained {
+                    self.has_complained = true;
+                    crate::say(&format!(
+                        "cannot begin the next segment of {}: {error}; the recording goes on in this one, and another try follows",
+                        self.segments.base().display()
+                    ));
+                }
+                None
+            }
+        }
+    }
+
+    fn begin(&mut self, old_bytes: u64) -> io::Result<Writer<TraceFile>> {
+        let since = self.held.newest();
+        let mut writer = Writer::new(self.segments.make()?)?;
+        self.book.begin(self.segments.number() + 1, since, &mut writer)?;
+        if let Some(mappings) = &self.mappings {
+            writer.mappings(mappings)?;
+        }
+        let events = self.held.events();
+        for event in &events {
+            self.book.need(event, &mut writer);
+        }
+        writer.held(&events)?;
+        writer.flush()?;
+        writer.sink().synchronise()?;
+        self.segments.switch(old_bytes, writer.position())?;
+        self.since = since;
+        Ok(writer)
+    }
+
+    /// The file before has its end, and so many bytes.
+    pub(super) fn has_moved(&mut self, bytes: u64) {
+        self.segments.ended(bytes);
+        self.segments.remove_oldest();
+        self.book.left(self.segments.oldest());
+    }
+
+    /// The newest file has its end, and so many bytes.
+    pub(super) fn ended(&mut self, bytes: u64) {
+        self.segments.remove_at_end(bytes);
+    }
+
+    /// Bytes of the files before the newest.
+    pub(super) fn old_bytes(&self) -> u64 {
+        self.segments.old_bytes()
+    }
+}
