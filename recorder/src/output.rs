@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::output_file::{self, Place, Unfit};
 use crate::process;
+use crate::segments;
 use gputrace_schemas::event::Process;
 use gputrace_schemas::reader::{Trace, open_regular};
 use std::fs::{self, File};
@@ -251,6 +252,9 @@ pub(crate) fn create(
         counter += 1;
         match open(&path, overwrite) {
             Ok(file) => {
+                if overwrite == Overwrite::Replace {
+                    segments::remove_left(&path);
+                }
                 // For who wants to know whether the trace is being written: see `wait_for_recorder`. Not everywhere there
                 // are locks, and nothing else depends on this one.
                 let _ = file.try_lock();

@@ -14,7 +14,7 @@
 //! the machine ends.
 
 use crate::output::{self, Overwrite, TraceFile};
-use gputrace_schemas::reader::{base_of, segment_name};
+use gputrace_schemas::reader::{Trace, older_segments, open_regular, segment_name};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -209,13 +209,18 @@ impl Segments {
 
 /// The first number behind those that segments of other recordings left beside this one.
 fn first_free(base: &Path) -> u32 {
-    let folder = base.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| {
-        let (of, number) = base_of(Path::new(&entry.file_name()))?;
-        (Some(of.as_os_str()) == base.file_name()).then_some(number)
-    });
-    numbers.max().unwrap_or(0).saturating_add(1)
+    older_segments(base).last().map_or(0, |(number, _)| *number).saturating_add(1)
+}
+
+/// Removes what an earlier bounded recording left under a name that is used anew. What is not a segment of one stays.
+pub(crate) fn remove_left(base: &Path) {
+    for (number, path) in older_segments(base) {
+        let Ok(file) = open_regular(&path) else { continue };
+        let is_segment = Trace::read(file, "").is_ok_and(|trace| trace.process().segment == number);
+        if is_segment {
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ mod segments;
 pub use follow::{Follower, Grown};
 pub use open::open_regular;
 use scan::{patience, scan};
-pub use segments::{base_of, segment_name};
+pub use segments::{base_of, older_segments, segment_name};
 use segments::Segment;
 
 /// Why a file cannot be read as a trace.

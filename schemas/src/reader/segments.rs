@@ -54,16 +54,24 @@ pub fn base_of(path: &Path) -> Option<(PathBuf, u32)> {
     (segment_name(&base, number) == path).then_some((base, number))
 }
 
-/// The newest segment in the folder of `base`, where `base` itself is not there: a recorder was stopped between two names.
-fn newest(base: &Path) -> Option<PathBuf> {
+/// Files beside `base` that are named as its older segments, oldest first. Another recording may have left them.
+#[must_use]
+pub fn older_segments(base: &Path) -> Vec<(u32, PathBuf)> {
     let folder = base.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = base.file_name()?;
-    let entries = fs::read_dir(folder).ok()?.flatten();
+    let Some(name) = base.file_name() else { return vec![] };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| {
         let (of, number) = base_of(Path::new(&entry.file_name()))?;
         (of.as_os_str() == name).then_some(number)
     });
-    numbers.max().map(|number| segment_name(base, number))
+    let mut found: Vec<_> = numbers.map(|number| (number, segment_name(base, number))).collect();
+    found.sort_unstable();
+    found
+}
+
+/// The newest segment where `base` itself is not there: a recorder was stopped between two names.
+fn newest(base: &Path) -> Option<PathBuf> {
+    older_segments(base).pop().map(|(_, path)| path)
 }
 
 /// Both are of one recording.

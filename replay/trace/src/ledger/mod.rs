@@ -105,6 +105,10 @@ pub struct Ledger {
     is_by_torch: bool,
     /// Number of events.
     pub n_events: u64,
+    /// From when on the trace has every event ([`gputrace_schemas::event::Process::since`]); 0 from its beginning. What is held then is
+    /// booked with its births; counts begin then.
+    pub since: Nanos,
+    counts_from_since: bool,
     /// Time of the first event.
     pub first: Option<Nanos>,
     /// Time of the last event.
@@ -290,6 +294,7 @@ impl Ledger {
     pub fn event(&mut self, definitions: &dyn Definitions, event: &Event) {
         self.torch.steps.list.clear();
         self.ran_out = None;
+        self.begin_at_since(definitions, event.time);
         self.n_events += 1;
         self.first.get_or_insert(event.time);
         self.last = self.last.max(event.time);
@@ -302,14 +307,18 @@ impl Ledger {
                 let place = (origin.site, self.phases.now(event.thread));
                 torch.alloc(event, block, place, &mut found);
                 self.counts.block(block.bytes);
-                self.finder.memory(definitions, event, block.device, Some(origin.site));
+                if !self.is_before_since(event) {
+                    self.finder.memory(definitions, event, block.device, Some(origin.site));
+                }
                 let physical = self.devices.get(&block.device).map(|device| &device.physical);
                 if physical.is_some_and(|books| books.now().bytes == books.peak()) {
                     self.torch_at_peak(block.device);
                 }
             }
             EventKind::BlockFree(block) => {
-                self.finder.memory(definitions, event, block.device, None);
+                if !self.is_before_since(event) {
+                    self.finder.memory(definitions, event, block.device, None);
+                }
                 let Ledger { findings, torch, .. } = self;
                 let mut found = |finding| findings.add(finding, event.time, event.thread, event.stack);
                 torch.free(event, block, &mut found);
@@ -331,7 +340,9 @@ impl Ledger {
             EventKind::Sample(sample) => self.sample(event.time, sample),
             EventKind::Mark(mark) => {
                 self.phases.mark(definitions, event, mark);
-                self.finder.mark(definitions, event, mark);
+                if !self.is_before_since(event) {
+                    self.finder.mark(definitions, event, mark);
+                }
             }
             EventKind::NcclEnter(enter) => {
                 let origin = self.sites.origin(definitions, event.stack, event.thread);
@@ -357,6 +368,23 @@ impl Ledger {
         }
         let Ledger { torch_pools, torch, driver, .. } = self;
         torch_pools.steps(event, &torch.steps.list, |addr| driver.reservation(addr));
+    }
+
+    /// Counts begin where every event is there.
+    fn begin_at_since(&mut self, definitions: &dyn Definitions, time: Nanos) {
+        if self.first.is_none() {
+            self.since = definitions.process().since;
+        }
+        if self.since > Nanos(0) && !self.counts_from_since && time > self.since {
+            self.counts_from_since = true;
+            self.count_anew();
+        }
+    }
+
+    /// Whether an event only explains what is held where the trace begins.
+    #[must_use]
+    pub fn is_before_since(&self, event: &Event) -> bool {
+        event.time <= self.since && self.since > Nanos(0)
     }
 
     fn pjrt(&mut self, definitions: &dyn Definitions, event: &Event, pjrt: &Pjrt) {
@@ -575,7 +603,9 @@ impl Ledger {
                 site: origin.site,
             }),
             Some(0) => {
-                if call.action.gives() {
+                if self.is_before_since(event) {
+                    // It says what is held, and nothing of how the program works.
+                } else if call.action.gives() {
                     self.finder.memory(definitions, event, call.device, Some(origin.site));
                 } else if call.action.takes() {
                     self.finder.memory(definitions, event, call.device, None);
