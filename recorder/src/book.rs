@@ -31,6 +31,7 @@ pub(crate) struct Book {
     /// The file that is written now, and the oldest that is left.
     segment: u32,
     since: Nanos,
+    after_gap: bool,
     oldest: u32,
 }
 
@@ -105,12 +106,14 @@ impl Book {
         &mut self,
         segment: u32,
         since: Nanos,
+        after_gap: bool,
         writer: &mut Writer<TraceFile>,
     ) -> io::Result<()> {
         self.segment = segment;
         self.since = since;
+        self.after_gap = after_gap;
         if let Some(process) = &self.process {
-            writer.process(&Process { segment, since, ..process.clone() });
+            writer.process(&Process { segment, since, after_gap, ..process.clone() });
             // In a block of its own: who looks whose file it is reads no more.
             writer.flush()?;
         }
@@ -153,7 +156,8 @@ impl Book {
         let is_wanted = |newest: u32| newest != 0 && newest >= oldest;
         match item {
             Item::Process(process) => {
-                let process = Process { segment: now, since: self.since, ..(**process).clone() };
+                let (since, after_gap) = (self.since, self.after_gap);
+                let process = Process { segment: now, since, after_gap, ..(**process).clone() };
                 if let Some(writer) = writer {
                     writer.process(&process);
                 }

@@ -144,6 +144,7 @@ impl Target {
             ancestors: self.ancestors(),
             segment: 0,
             since: Nanos(0),
+            after_gap: false,
         }
     }
 

@@ -15,6 +15,7 @@
 
 use crate::output::{self, Overwrite, TraceFile};
 use gputrace_schemas::reader::{Trace, older_segments, open_regular, segment_name};
+use gputrace_schemas::event::Nanos;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -72,8 +73,8 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
 struct Old {
     number: u32,
     bytes: u64,
-    /// When the one after it began: all of its events are older.
-    ended: Instant,
+    /// From when on the one after it has every event: those of this one are older.
+    ended: Nanos,
 }
 
 /// The files of one recording.
@@ -118,9 +119,26 @@ impl Segments {
 
     /// Whether a segment of so many bytes is to be followed by another.
     pub(crate) fn is_due(&self, bytes: u64) -> bool {
-        let is_old = self.bounds.keep.is_some_and(|keep| self.began.elapsed() >= keep / PARTS as u32);
+        // A process that is silent needs no other segment.
+        let has_own = bytes > self.state;
+        let is_old = self.bounds.keep.is_some_and(|keep| self.began.elapsed() >= keep / PARTS as u32) && has_own;
         let is_large = self.bounds.max_size.is_some_and(|most| bytes >= self.largest(most));
-        (is_old || is_large) && Instant::now() >= self.not_before
+        (is_old || is_large) && self.may_try()
+    }
+
+    /// It is not too early for another try.
+    pub(crate) fn may_try(&self) -> bool {
+        Instant::now() >= self.not_before
+    }
+
+    /// Removes the oldest because the disk is full; whether there was one.
+    pub(crate) fn make_room(&mut self) -> bool {
+        let is_there = !self.old.is_empty();
+        if is_there {
+            let oldest = self.old.remove(0);
+            let _ = fs::remove_file(segment_name(&self.base, oldest.number));
+        }
+        is_there
     }
 
     /// A segment has at least as much of its own as of the state that it began with.
@@ -138,7 +156,7 @@ impl Segments {
     }
 
     /// It is written: it takes the place of the newest.
-    pub(crate) fn switch(&mut self, bytes: u64, state: u64) -> io::Result<()> {
+    pub(crate) fn switch(&mut self, bytes: u64, state: u64, since: Nanos) -> io::Result<()> {
         let (next, old) = (self.next(), segment_name(&self.base, self.number));
         match fs::hard_link(&self.base, &old) {
             Ok(()) => {}
@@ -156,7 +174,7 @@ impl Segments {
             return Err(error);
         }
         let now = Instant::now();
-        self.old.push(Old { number: self.number, bytes, ended: now });
+        self.old.push(Old { number: self.number, bytes, ended: since });
         self.number += 1;
         (self.began, self.not_before, self.state) = (now, now, state);
         Ok(())
@@ -175,21 +193,22 @@ impl Segments {
     }
 
     /// Removes what is beyond the bounds, where the newest may still grow.
-    pub(crate) fn remove_oldest(&mut self) {
+    pub(crate) fn remove_oldest(&mut self, newest: Nanos) {
         let room = self.bounds.max_size.map(|most| {
             most.saturating_sub(self.largest(most).saturating_mul(RESERVED).max(most / PARTS * RESERVED))
         });
-        self.remove_beyond(room);
+        self.remove_beyond(room, newest);
     }
 
     /// The same at the end, when the newest has `bytes`.
     pub(crate) fn remove_at_end(&mut self, bytes: u64) {
-        self.remove_beyond(self.bounds.max_size.map(|most| most.saturating_sub(bytes)));
+        self.remove_beyond(self.bounds.max_size.map(|most| most.saturating_sub(bytes)), Nanos(0));
     }
 
-    fn remove_beyond(&mut self, room: Option<u64>) {
+    fn remove_beyond(&mut self, room: Option<u64>, newest: Nanos) {
         while let Some(oldest) = self.old.first() {
-            let is_old = self.bounds.keep.is_some_and(|keep| oldest.ended.elapsed() >= keep);
+            let age = Duration::from_nanos(newest.0.saturating_sub(oldest.ended.0));
+            let is_old = self.bounds.keep.is_some_and(|keep| age >= keep);
             let is_much = room.is_some_and(|room| self.old_bytes() > room);
             if !is_old && !is_much {
                 return;

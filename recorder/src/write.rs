@@ -172,6 +172,14 @@ struct State {
     silent_at: Instant,
 }
 
+/// When the next file begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Where the bounds ask for it.
+    Due,
+    Now,
+}
+
 /// Counts of the files before this one.
 #[derive(Clone, Copy, Default)]
 struct Before {
@@ -286,6 +294,9 @@ impl State {
     /// After an error: cuts the file back to its last whole block, and says so once.
     fn check(&mut self, result: io::Result<()>) {
         let Err(error) = result else { return };
+        if let Some(bounded) = &mut self.bounded {
+            bounded.block();
+        }
         let whole = self.writer.position();
         // If even this fails the reader skips the partial block.
         let _ = self.writer.sink().cut(whole);
@@ -306,6 +317,13 @@ impl State {
         if self.ended {
             return self.renew_end();
         }
+        if self.is_blocked() {
+            // Nothing may follow what is missing but another segment.
+            self.begin_segment(if end == End::Closed { When::Now } else { When::Due });
+            if self.is_blocked() {
+                return;
+            }
+        }
         self.tell_dropped();
         let result = match end {
             End::Open => self.writer.flush(),
@@ -320,15 +338,29 @@ impl State {
         }
     }
 
-    /// Goes on in another file, where the bounds ask for it.
+    /// Events that belong into this file could not be written.
+    fn is_blocked(&self) -> bool {
+        self.bounded.as_ref().is_some_and(|bounded| bounded.is_blocked())
+    }
+
     fn begin_segment_if_due(&mut self) {
-        let is_due = |bounded: &Bounded| bounded.is_due(self.writer.position());
+        self.begin_segment(When::Due);
+    }
+
+    /// Goes on in another file, where the bounds ask for it, or at once.
+    fn begin_segment(&mut self, when: When) {
+        let is_due = |bounded: &Bounded| when == When::Now || bounded.is_due(self.writer.position());
         if self.ended || !self.bounded.as_deref().is_some_and(is_due) {
             return;
         }
         // All that was said so far is in the file before.
-        self.settle(End::Open);
+        if !self.is_blocked() {
+            self.settle(End::Open);
+        }
         let Some(bounded) = &mut self.bounded else { return };
+        let n_blocked = bounded.take_blocked();
+        self.before.n_dropped += n_blocked;
+        self.before.untold += n_blocked;
         let Some(next) = bounded.next(&mut self.writer) else { return };
         let mut old = std::mem::replace(&mut self.writer, next);
         self.before.n_events += old.events_written();
@@ -388,7 +420,10 @@ impl State {
         }
     }
 
-    fn written(self) -> Written {
+    fn written(mut self) -> Written {
+        if let Some(bounded) = &mut self.bounded {
+            self.before.n_dropped += bounded.take_blocked();
+        }
         let n_written = self.writer.events_written();
         Written {
             n_events: self.before.n_events

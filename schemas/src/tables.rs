@@ -195,6 +195,7 @@ tables! {
         ancestors: Nested<Ancestors<'a>>,
         segment: u32,
         since: u64,
+        after_gap: u32,
     }
     Modules, ModulesFields {
         ids: Column<'a, u32>,

@@ -4,6 +4,7 @@ use crate::book::Book;
 use crate::held::Held;
 use crate::output::TraceFile;
 use crate::segments::{Bounds, Segments};
+use crate::ticks::monotonic;
 use crate::translate::Item;
 use gputrace_schemas::event::{Mappings, Nanos};
 use gputrace_schemas::writer::Writer;
@@ -17,6 +18,9 @@ pub(super) struct Bounded {
     /// The address space when it was last read.
     mappings: Option<Mappings>,
     since: Nanos,
+    /// Events could not be written, and how many since then were not.
+    is_blocked: bool,
+    n_blocked: u64,
     /// It was said that a file could not be begun.
     has_complained: bool,
 }
@@ -31,12 +35,25 @@ impl Bounded {
             held: Held::default(),
             mappings: None,
             since: Nanos(0),
+            is_blocked: false,
+            n_blocked: 0,
             has_complained: false,
         }
     }
 
     /// Writes an item, and remembers what the next file needs of it. Where no more definitions may wait, they are only remembered.
     pub(super) fn put(&mut self, item: &Item, writer: &mut Writer<TraceFile>, full: bool) -> io::Result<()> {
+        if self.is_blocked {
+            match item {
+                Item::Event(event) => {
+                    self.held.event(event);
+                    self.n_blocked += 1;
+                }
+                Item::Mappings(mappings) => self.mappings = Some(mappings.clone()),
+                definition => self.book.define(definition, None),
+            }
+            return Ok(());
+        }
         match item {
             Item::Event(event) => {
                 self.held.event(event);
@@ -57,16 +74,38 @@ impl Bounded {
     }
 
     pub(super) fn is_due(&self, bytes: u64) -> bool {
-        self.segments.is_due(bytes)
+        if self.is_blocked { self.segments.may_try() } else { self.segments.is_due(bytes) }
+    }
+
+    /// Events could not be written. What follows would be read as if they had not happened: nothing more is written to this file.
+    pub(super) fn block(&mut self) {
+        self.is_blocked = true;
+    }
+
+    /// Events that were not written for that.
+    pub(super) fn take_blocked(&mut self) -> u64 {
+        std::mem::take(&mut self.n_blocked)
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        self.is_blocked
     }
 
     /// The next file, in the place of the one before; `None` where there is no room for it.
     pub(super) fn next(&mut self, old: &mut Writer<TraceFile>) -> Option<Writer<TraceFile>> {
         match self.begin(old.position()) {
-            Ok(writer) => Some(writer),
+            Ok(writer) => {
+                self.is_blocked = false;
+                Some(writer)
+            }
             Err(error) => {
                 self.segments.unmake();
                 self.book.take_back(self.segments.number(), self.since);
+                // The oldest makes room for what is held now.
+                if error.kind() == io::ErrorKind::StorageFull && self.segments.make_room() {
+                    self.book.left(self.segments.oldest());
+                    return self.next(old);
+                }
                 if !self.has_complained {
                     self.has_complained = true;
                     crate::say(&format!(
@@ -80,9 +119,10 @@ impl Bounded {
     }
 
     fn begin(&mut self, old_bytes: u64) -> io::Result<Writer<TraceFile>> {
-        let since = self.held.newest();
+        // What a damaged ring says of the future is not the present.
+        let since = self.held.newest().min(Nanos(monotonic()));
         let mut writer = Writer::new(self.segments.make()?)?;
-        self.book.begin(self.segments.number() + 1, since, &mut writer)?;
+        self.book.begin(self.segments.number() + 1, since, self.is_blocked, &mut writer)?;
         if let Some(mappings) = &self.mappings {
             writer.mappings(mappings)?;
         }
@@ -93,7 +133,7 @@ impl Bounded {
         writer.held(&events)?;
         writer.flush()?;
         writer.sink().synchronise()?;
-        self.segments.switch(old_bytes, writer.position())?;
+        self.segments.switch(old_bytes, writer.position(), since)?;
         self.since = since;
         Ok(writer)
     }
@@ -101,7 +141,7 @@ impl Bounded {
     /// The file before has its end, and so many bytes.
     pub(super) fn has_moved(&mut self, bytes: u64) {
         self.segments.ended(bytes);
-        self.segments.remove_oldest();
+        self.segments.remove_oldest(self.held.newest().min(Nanos(monotonic())));
         self.book.left(self.segments.oldest());
     }
 

@@ -43,6 +43,9 @@ pub struct Process {
     /// before, it has the events that explain what was held at this moment. 0: nothing was removed.
     #[serde(default, skip_serializing_if = "is_never")]
     pub since: Nanos,
+    /// Events between the segment before and this one could not be written: what is older is no part of the trace.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub after_gap: bool,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

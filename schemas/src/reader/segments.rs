@@ -126,8 +126,9 @@ impl Trace {
     /// With the older segments of the recording that are beside it.
     pub(super) fn with_older(self, base: &Path, open: Open<'_>) -> Trace {
         let mut number = self.process.segment;
+        let mut begins = self.process.after_gap;
         let mut older = vec![];
-        while number > 1 && older.len() < MOST {
+        while number > 1 && !begins && older.len() < MOST {
             number -= 1;
             let path = segment_name(base, number);
             let name = path.display().to_string();
@@ -135,6 +136,7 @@ impl Trace {
             if trace.process.segment != number || !is_same(&trace.process, &self.process) {
                 break;
             }
+            begins = trace.process.after_gap;
             older.push((name, trace));
         }
         older.reverse();
