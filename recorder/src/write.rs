@@ -189,8 +189,9 @@ struct Before {
 }
 
 impl State {
-    fn new(file: TraceFile, path: PathBuf, bounds: Bounds) -> io::Result<State> {
-        let bounded = bounds.are_set().then(|| Box::new(Bounded::new(bounds, path.clone())));
+    fn new(mut file: TraceFile, path: PathBuf, bounds: Bounds) -> io::Result<State> {
+        let bounded =
+            bounds.are_set().then(|| Box::new(Bounded::new(bounds, path.clone(), &mut file)));
         let writer = Writer::new(file)?;
         let flush_at = Instant::now() + FLUSH_EVERY;
         let (last_time, silent_at) = (Nanos(0), flush_at);

@@ -2,7 +2,7 @@
 
 use crate::book::Book;
 use crate::held::Held;
-use crate::output::TraceFile;
+use crate::output::{Room, TraceFile};
 use crate::segments::{Bounds, Segments};
 use crate::ticks::monotonic;
 use crate::translate::Item;
@@ -10,9 +10,26 @@ use gputrace_schemas::event::{Mappings, Nanos};
 use gputrace_schemas::writer::Writer;
 use std::io;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The files, which the newest of them asks for room, too.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<Segments>>);
+
+impl Shared {
+    fn get(&self) -> MutexGuard<'_, Segments> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the disk is full, the oldest makes room for the newest.
+    fn room(&self) -> Room {
+        let segments = self.clone();
+        Box::new(move || segments.get().make_room())
+    }
+}
 
 pub(super) struct Bounded {
-    segments: Segments,
+    segments: Shared,
     book: Book,
     held: Held,
     /// The address space when it was last read.
@@ -26,9 +43,12 @@ pub(super) struct Bounded {
 }
 
 impl Bounded {
-    pub(super) fn new(bounds: Bounds, path: PathBuf) -> Bounded {
+    /// For a recording that begins in `file`.
+    pub(super) fn new(bounds: Bounds, path: PathBuf, file: &mut TraceFile) -> Bounded {
         let segments = Segments::new(bounds, path);
         let book = Book::new(segments.number());
+        let segments = Shared(Arc::new(Mutex::new(segments)));
+        file.make_room_by(segments.room());
         Bounded {
             segments,
             book,
@@ -74,7 +94,7 @@ impl Bounded {
     }
 
     pub(super) fn is_due(&self, bytes: u64) -> bool {
-        if self.is_blocked { self.segments.may_try() } else { self.segments.is_due(bytes) }
+        if self.is_blocked { self.segments.get().may_try() } else { self.segments.get().is_due(bytes) }
     }
 
     /// Events could not be written. What follows would be read as if they had not happened: nothing more is written to this file.
@@ -99,18 +119,14 @@ impl Bounded {
                 Some(writer)
             }
             Err(error) => {
-                self.segments.unmake();
-                self.book.take_back(self.segments.number(), self.since);
-                // The oldest makes room for what is held now.
-                if error.kind() == io::ErrorKind::StorageFull && self.segments.make_room() {
-                    self.book.left(self.segments.oldest());
-                    return self.next(old);
-                }
+                self.segments.get().unmake();
+                let number = self.segments.get().number();
+                self.book.take_back(number, self.since);
                 if !self.has_complained {
                     self.has_complained = true;
                     crate::say(&format!(
                         "cannot begin the next segment of {}: {error}; the recording goes on in this one, and another try follows",
-                        self.segments.base().display()
+                        self.segments.get().base().display(),
                     ));
                 }
                 None
@@ -121,8 +137,11 @@ impl Bounded {
     fn begin(&mut self, old_bytes: u64) -> io::Result<Writer<TraceFile>> {
         // What a damaged ring says of the future is not the present.
         let since = self.held.newest().min(Nanos(monotonic()));
-        let mut writer = Writer::new(self.segments.make()?)?;
-        self.book.begin(self.segments.number() + 1, since, self.is_blocked, &mut writer)?;
+        let mut file = self.segments.get().make()?;
+        file.make_room_by(self.segments.room());
+        let mut writer = Writer::new(file)?;
+        let number = self.segments.get().number() + 1;
+        self.book.begin(number, since, self.is_blocked, &mut writer)?;
         if let Some(mappings) = &self.mappings {
             writer.mappings(mappings)?;
         }
@@ -133,25 +152,26 @@ impl Bounded {
         writer.held(&events)?;
         writer.flush()?;
         writer.sink().synchronise()?;
-        self.segments.switch(old_bytes, writer.position(), since)?;
+        self.segments.get().switch(old_bytes, writer.position(), since)?;
         self.since = since;
         Ok(writer)
     }
 
     /// The file before has its end, and so many bytes.
     pub(super) fn has_moved(&mut self, bytes: u64) {
-        self.segments.ended(bytes);
-        self.segments.remove_oldest(self.held.newest().min(Nanos(monotonic())));
-        self.book.left(self.segments.oldest());
+        self.segments.get().ended(bytes);
+        self.segments.get().remove_oldest(self.held.newest().min(Nanos(monotonic())));
+        let oldest = self.segments.get().oldest();
+        self.book.left(oldest);
     }
 
     /// The newest file has its end, and so many bytes.
     pub(super) fn ended(&mut self, bytes: u64) {
-        self.segments.remove_at_end(bytes);
+        self.segments.get().remove_at_end(bytes);
     }
 
     /// Bytes of the files before the newest.
     pub(super) fn old_bytes(&self) -> u64 {
-        self.segments.old_bytes()
+        self.segments.get().old_bytes()
     }
 }

@@ -145,9 +145,9 @@ impl Trace {
 
     /// One trace of several, the oldest first and this one last.
     fn behind(self, older: Vec<(String, Trace)>, name: String) -> Trace {
-        let oldest = older.first().map(|(_, trace)| (trace.process.segment, trace.process.since));
-        let (segment, since) = oldest.unwrap_or((self.process.segment, self.process.since));
-        let process = Process { segment, since, ..self.process.clone() };
+        let oldest = older.first().map_or(&self.process, |(_, trace)| &trace.process);
+        let Process { segment, since, after_gap, .. } = *oldest;
+        let process = Process { segment, since, after_gap, ..self.process.clone() };
         let complete = self.complete;
         let mut all = Joined::default();
         let mut spare = None;
