@@ -4,7 +4,7 @@ use crate::output::TraceFile;
 use crate::translate::Item;
 use gputrace_schemas::event::{
     Api, ApiId, CommId, Communicator, Device, Event, EventKind, Frame, Module, ModuleId, Nanos, Process,
-    Stack, StackId, TextId, Thread,
+    Stack, StackId, TextId, Thread, ThreadId,
 };
 use gputrace_schemas::writer::Writer;
 use std::io;
@@ -28,6 +28,8 @@ pub(crate) struct Book {
     threads: Shelf<Thread>,
     texts: Shelf<String>,
     communicators: Shelf<Communicator>,
+    /// Threads of which nothing more will come, that files may still name.
+    ended: Vec<ThreadId>,
     /// The file that is written now, and the oldest that is left.
     segment: u32,
     since: Nanos,
@@ -68,6 +70,18 @@ impl<T> Shelf<T> {
         let value = self.known.get(at)?.as_ref();
         *written = if value.is_some() { segment } else { WANTED };
         value
+    }
+
+    /// The newest file that has it; 0 none.
+    fn newest(&self, id: u32) -> u32 {
+        self.written.get(id as usize).copied().unwrap_or(0)
+    }
+
+    fn forget(&mut self, id: u32) {
+        if let Some(known) = self.known.get_mut(id as usize) {
+            *known = None;
+        }
+        self.mark(id, 0);
     }
 
     fn mark(&mut self, id: u32, segment: u32) {
@@ -216,8 +230,28 @@ impl Book {
                     writer.communicator(*id, communicator);
                 }
             }
-            Item::Mappings(_) | Item::Event(_) => {}
+            Item::Mappings(_) | Item::Event(_) | Item::ThreadEnded(_) => {}
         }
+    }
+
+    pub(crate) fn thread(&self, id: ThreadId) -> Option<&Thread> {
+        self.threads.known.get(id.0 as usize)?.as_ref()
+    }
+
+    /// Nothing more will come of a thread.
+    pub(crate) fn thread_ended(&mut self, id: ThreadId) {
+        self.ended.push(id);
+    }
+
+    /// Threads that have ended and that no file names any more: what is held is named by the newest.
+    pub(crate) fn take_free_threads(&mut self) -> Vec<ThreadId> {
+        let (threads, oldest) = (&mut self.threads, self.oldest);
+        let gone = self.ended.extract_if(.., |id| threads.newest(id.0) < oldest);
+        let gone: Vec<ThreadId> = gone.collect();
+        for id in &gone {
+            threads.forget(id.0);
+        }
+        gone
     }
 
     /// Writes what an event names, where the file does not have it yet.

@@ -197,6 +197,13 @@ impl Held {
         }
     }
 
+    /// Nothing more will come of a thread: what it had begun, it will not end.
+    pub(crate) fn thread_ended(&mut self, thread: ThreadId, tid: u32) {
+        self.ranges.retain(|(of, _), _| *of != thread);
+        self.others.remove(&(Other::ThreadName, tid.into(), 0));
+        self.driver.thread_ended(thread);
+    }
+
     /// The time of the newest event so far: all events after it come with later calls of [`Held::event`].
     pub(crate) fn newest(&self) -> Nanos {
         self.newest

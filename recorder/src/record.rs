@@ -363,6 +363,7 @@ impl<'a> Recorder<'a> {
             witness,
             keeps_ring: options.keep_ring,
         };
+        recorder.translator.take_numbers_from(recorder.writer.free_threads());
         recorder.translator.process(recorder.facts.clone());
         if lacks_threads {
             let text =

@@ -24,6 +24,7 @@ use gputrace_schemas::event::{
 };
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 /// What the writing thread gets.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub(crate) enum Item {
     Frame(FrameId, Frame),
     Stack(StackId, Stack),
     Thread(ThreadId, Thread),
+    /// Nothing more will come of the thread. Its number may get another meaning once it is given back ([`FreeThreads`]).
+    ThreadEnded(ThreadId),
     Device(Device),
     Api(ApiId, Api),
     Text(TextId, String),
@@ -40,6 +43,9 @@ pub(crate) enum Item {
     Mappings(Mappings),
     Event(Event),
 }
+
+/// Numbers of threads that no file of the recording has any more, given back by who writes it. A process may have millions of threads in a week.
+pub(crate) type FreeThreads = Arc<Mutex<Vec<ThreadId>>>;
 
 /// The thread of events that the recorder makes itself.
 pub(crate) const RECORDER: ThreadId = ThreadId(0);
@@ -52,6 +58,7 @@ pub(crate) struct Translator {
     pub(crate) items: Vec<Item>,
     pub(crate) threads: Vec<Thread>,
     lanes: HashMap<Lane, ThreadId>,
+    free_threads: FreeThreads,
     apis: HashMap<u64, (ApiId, Api)>,
     stacks: HashMap<u64, KnownStack>,
     /// Stacks in the backward pass, by the id of the ring.
@@ -95,6 +102,7 @@ impl Translator {
             items: Vec::new(),
             threads: Vec::new(),
             lanes: HashMap::new(),
+            free_threads: FreeThreads::default(),
             apis: HashMap::new(),
             stacks: HashMap::new(),
             backwards: HashMap::new(),
@@ -152,15 +160,32 @@ impl Translator {
     }
 
     pub(crate) fn thread(&mut self, thread: Thread) -> ThreadId {
-        let id = ThreadId(self.threads.len() as u32);
-        self.items.push(Item::Thread(id, thread.clone()));
-        self.threads.push(thread);
+        let free = self.free_threads.lock().ok().and_then(|mut free| free.pop());
+        let known = free.and_then(|id| Some((id, self.threads.get_mut(id.0 as usize)?)));
+        let id = match known {
+            Some((id, slot)) => {
+                slot.clone_from(&thread);
+                id
+            }
+            None => {
+                self.threads.push(thread.clone());
+                ThreadId(self.threads.len() as u32 - 1)
+            }
+        };
+        self.items.push(Item::Thread(id, thread));
         id
+    }
+
+    /// From here on, threads get numbers that are given back there.
+    pub(crate) fn take_numbers_from(&mut self, free: FreeThreads) {
+        self.free_threads = free;
     }
 
     /// Nothing more will come of a thread.
     pub(crate) fn end_lane(&mut self, lane: Lane) {
-        self.lanes.remove(&lane);
+        if let Some(id) = self.lanes.remove(&lane) {
+            self.items.push(Item::ThreadEnded(id));
+        }
         self.autograd.end_lane(lane);
     }
 

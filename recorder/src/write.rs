@@ -5,7 +5,7 @@ mod bounded;
 use self::bounded::Bounded;
 use crate::output::TraceFile;
 use crate::segments::Bounds;
-use crate::translate::{Item, RECORDER};
+use crate::translate::{FreeThreads, Item, RECORDER};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use gputrace_schemas::event::{Event, EventKind, Lost, LostCause, Nanos, StackId};
 use gputrace_schemas::writer::Writer;
@@ -56,6 +56,7 @@ pub(crate) struct Written {
 /// The draining side's end of the writing thread.
 pub(crate) struct WriterThread {
     to: Sender<Message>,
+    free_threads: FreeThreads,
     hand: Hand,
 }
 
@@ -87,7 +88,9 @@ impl Outlet {
 impl WriterThread {
     pub(crate) fn start(file: TraceFile, path: PathBuf, bounds: Bounds) -> io::Result<WriterThread> {
         let (to, from) = bounded(MOST_WAITING);
-        let state = Arc::new(Mutex::new(Some(State::new(file, path, bounds)?)));
+        let state = State::new(file, path, bounds)?;
+        let free_threads = state.free_threads();
+        let state = Arc::new(Mutex::new(Some(state)));
         let of_thread = (Arc::clone(&state), from.clone());
         let run = move || {
             let (state, from) = of_thread;
@@ -97,12 +100,18 @@ impl WriterThread {
             state.written()
         };
         match std::thread::Builder::new().name("gputrace-write".to_owned()).spawn(run) {
-            Ok(thread) => Ok(WriterThread { to, hand: Hand::Thread(thread) }),
+            Ok(thread) => Ok(WriterThread { to, free_threads, hand: Hand::Thread(thread) }),
             Err(error) => {
                 let state = state.lock().ok().and_then(|mut state| state.take()).ok_or(error)?;
-                Ok(WriterThread { to, hand: Hand::Own(Box::new(RefCell::new(state)), from) })
+                let hand = Hand::Own(Box::new(RefCell::new(state)), from);
+                Ok(WriterThread { to, free_threads, hand })
             }
         }
+    }
+
+    /// Numbers of threads that may be used again.
+    pub(crate) fn free_threads(&self) -> FreeThreads {
+        Arc::clone(&self.free_threads)
     }
 
     pub(crate) fn outlet(&self) -> Outlet {
@@ -213,6 +222,10 @@ impl State {
         })
     }
 
+    fn free_threads(&self) -> FreeThreads {
+        self.bounded.as_ref().map(|bounded| bounded.free_threads()).unwrap_or_default()
+    }
+
     fn run(&mut self, from: &Receiver<Message>) {
         loop {
             match from.recv_deadline(self.flush_at.min(self.silent_at)) {
@@ -284,6 +297,7 @@ impl State {
             Item::Frame(id, frame) => writer.frame(*id, frame),
             Item::Stack(id, stack) => writer.stack(*id, stack),
             Item::Thread(id, thread) => writer.thread(*id, thread),
+            Item::ThreadEnded(_) => {}
             Item::Device(device) => writer.device(device),
             Item::Api(id, api) => writer.api(*id, api),
             Item::Text(id, text) => writer.text(*id, text),
@@ -479,7 +493,8 @@ mod tests {
         let file = crate::output::open(&path, crate::Overwrite::Replace).expect("a file");
         let (to, from) = bounded(MOST_WAITING);
         let state = State::new(TraceFile::new(file), path.clone(), Bounds::default()).expect("a trace");
-        let writer = WriterThread { to, hand: Hand::Own(Box::new(RefCell::new(state)), from) };
+        let free_threads = FreeThreads::default();
+        let writer = WriterThread { to, free_threads, hand: Hand::Own(Box::new(RefCell::new(state)), from) };
         let note = |n: usize| Event {
             time: Nanos(n as u64),
             thread: RECORDER,

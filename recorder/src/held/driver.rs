@@ -198,6 +198,10 @@ impl Driver {
         }
     }
 
+    pub(super) fn thread_ended(&mut self, thread: ThreadId) {
+        self.current.remove(&thread);
+    }
+
     /// Forgets births whose ends were lost.
     pub(super) fn settle(&mut self, since: Nanos, nccl: &mut Nccl) {
         for stale in self.objects.settle(|newer| newer.event.time < since) {

@@ -5,8 +5,8 @@ use crate::held::Held;
 use crate::output::{Room, TraceFile};
 use crate::segments::{Bounds, Segments};
 use crate::ticks::monotonic;
-use crate::translate::Item;
-use gputrace_schemas::event::{Mappings, Nanos};
+use crate::translate::{FreeThreads, Item};
+use gputrace_schemas::event::{Mappings, Nanos, ThreadId};
 use gputrace_schemas::writer::Writer;
 use std::io;
 use std::path::PathBuf;
@@ -34,6 +34,7 @@ pub(super) struct Bounded {
     held: Held,
     /// The address space when it was last read.
     mappings: Option<Mappings>,
+    free_threads: FreeThreads,
     since: Nanos,
     /// Events could not be written, and how many since then were not.
     is_blocked: bool,
@@ -54,6 +55,7 @@ impl Bounded {
             book,
             held: Held::default(),
             mappings: None,
+            free_threads: FreeThreads::default(),
             since: Nanos(0),
             is_blocked: false,
             n_blocked: 0,
@@ -70,6 +72,7 @@ impl Bounded {
                     self.n_blocked += 1;
                 }
                 Item::Mappings(mappings) => self.mappings = Some(mappings.clone()),
+                Item::ThreadEnded(id) => self.thread_ended(*id),
                 definition => self.book.define(definition, None),
             }
             return Ok(());
@@ -86,11 +89,25 @@ impl Bounded {
                 self.mappings = Some(mappings.clone());
                 writer.mappings(mappings)
             }
+            Item::ThreadEnded(id) => {
+                self.thread_ended(*id);
+                Ok(())
+            }
             definition => {
                 self.book.define(definition, (!full).then_some(writer));
                 Ok(())
             }
         }
+    }
+
+    fn thread_ended(&mut self, id: ThreadId) {
+        self.held.thread_ended(id, self.book.thread(id).map_or(0, |thread| thread.tid));
+        self.book.thread_ended(id);
+    }
+
+    /// Numbers of threads that no file has any more.
+    pub(super) fn free_threads(&self) -> FreeThreads {
+        FreeThreads::clone(&self.free_threads)
     }
 
     pub(super) fn is_due(&self, bytes: u64) -> bool {
@@ -163,6 +180,10 @@ impl Bounded {
         self.segments.get().remove_oldest(self.held.newest().min(Nanos(monotonic())));
         let oldest = self.segments.get().oldest();
         self.book.left(oldest);
+        let free = self.book.take_free_threads();
+        if let Ok(mut known) = self.free_threads.lock() {
+            known.extend(free);
+        }
     }
 
     /// The newest file has its end, and so many bytes.
