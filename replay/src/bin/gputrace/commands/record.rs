@@ -14,7 +14,7 @@ use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 
 use super::parts::live::alert::Alert;
-use super::upload::sending::Sending;
+use super::upload::sending::{Grows, Sending};
 use super::{Verb, alarm, upload, witness};
 use crate::elf::{self, Elf};
 use crate::show::{complain, shown};
@@ -170,7 +170,7 @@ fn start(args: &RecordArgs, began: &str, mut command: Command, program: &OsStr) 
     let program = shown(Path::new(program));
     if let Some(url) = &args.upload {
         // What is sent at the end is sent before the job's container or step ends with this process.
-        let sending = Sending::start(url, args.force, began);
+        let sending = Sending::start(url, args.force, began, grows(args));
         let result = launch::run(command, |pid, gives_up| {
             let traces = closing::wait_and_say(&job, pid, (!args.quiet).then_some(&program));
             sending.finish(&traces, gives_up);
@@ -246,6 +246,16 @@ fn prepare(
         set(variables::RING_BYTES, bytes.to_string().as_ref());
     }
     Ok(command)
+}
+
+/// Whether recordings are kept within bounds, as the recorder finds it in its environment.
+fn grows(args: &RecordArgs) -> Grows {
+    let is_set = |name| std::env::var_os(variable(name)).is_some_and(|value| !value.is_empty());
+    let is_bounded = args.keep.is_some()
+        || args.max_size.is_some()
+        || is_set(variables::KEEP)
+        || is_set(variables::MAX_SIZE);
+    if is_bounded { Grows::InSegments } else { Grows::InOneFile }
 }
 
 /// A length of time that the recorder understands.
