@@ -229,6 +229,11 @@ fn what_is_left_is_whole_since_it_says_and_holds_what_the_whole_recording_holds(
             let (text, said) = (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
             assert!(text.contains("every event is there since") || said.contains("every event is there since"), "{verb}: {text}{said}");
         }
+        let named = trace.with_extension("named");
+        let made = gputrace(["symbolise", "-o"]).arg(&named).arg(trace).output().expect("gputrace runs");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        assert_eq!(check(&named).held, left.held);
+        assert_eq!(held_by_site(&named), held_by_site(&whole));
         let page = trace.with_extension("html");
         let made = gputrace(["html", "-o"]).arg(&page).arg(trace).output().expect("gputrace runs");
         assert!(made.status.success() && page.exists(), "{}", String::from_utf8_lossy(&made.stderr));

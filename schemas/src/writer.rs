@@ -76,6 +76,33 @@ impl<W: Write> Writer<W> {
         Writer::behind(sink, trace.blocks_end(), trace.blocks().to_vec(), trace.n_events())
     }
 
+    /// Writes what is left of a bounded recording as one file, which may go on.
+    ///
+    /// # Errors
+    /// The sink's.
+    pub fn copy(trace: &Trace, sink: W) -> io::Result<Writer<W>> {
+        let mut writer = Writer::new(sink)?;
+        writer.process(&Process { segment: 0, ..trace.process().clone() });
+        (0..).map(ModuleId).zip(trace.modules()).for_each(|(id, module)| writer.module(id, module));
+        (0..).map(FrameId).zip(trace.frames()).for_each(|(id, frame)| writer.frame(id, frame));
+        let stacks = (0..).map(StackId).zip(trace.stacks()).skip(1);
+        stacks.for_each(|(id, stack)| writer.stack(id, stack));
+        (0..).map(ThreadId).zip(trace.threads()).for_each(|(id, thread)| writer.thread(id, thread));
+        trace.devices().iter().for_each(|device| writer.device(device));
+        (0..).map(ApiId).zip(trace.apis()).for_each(|(id, api)| writer.api(id, api));
+        (0..).map(TextId).zip(trace.texts()).skip(1).for_each(|(id, text)| writer.text(id, text));
+        let communicators = (0..).map(CommId).zip(trace.communicators()).skip(1);
+        communicators.for_each(|(id, communicator)| writer.communicator(id, communicator));
+        for mappings in trace.mappings() {
+            writer.mappings(&mappings)?;
+        }
+        let mut events = trace.events();
+        while let Some(event) = events.lend() {
+            writer.event(event)?;
+        }
+        Ok(writer)
+    }
+
     fn behind(sink: W, position: u64, blocks: Vec<Block>, n_events: u64) -> io::Result<Writer<W>> {
         Ok(Writer {
             sink,

@@ -123,6 +123,12 @@ impl Trace {
         Some(self.process.since).filter(|since| since.0 > 0)
     }
 
+    /// It is in several files, which were read as one.
+    #[must_use]
+    pub fn is_joined(&self) -> bool {
+        !self.segments.is_empty()
+    }
+
     /// With the older segments of the recording that are beside it.
     pub(super) fn with_older(self, base: &Path, open: Open<'_>) -> Trace {
         let mut number = self.process.segment;
