@@ -125,7 +125,10 @@ fn read(trace: &Trace) -> Read {
                 if is_since {
                     read.allocated.push(number);
                 }
-                assert!(trace.stack_frames(event.stack).next().is_some(), "{number}: its stack is not defined");
+                assert!(
+                    trace.stack_frames(event.stack).next().is_some(),
+                    "{number}: its stack is not defined"
+                );
             }
             Action::Free => {
                 assert!(live.remove(&call.addr).is_some(), "freed and not held: {:#x}", call.addr);
@@ -136,7 +139,12 @@ fn read(trace: &Trace) -> Read {
     }
     read.held = live.into_values().collect();
     read.held.sort_unstable();
-    assert_eq!(trace.damages().iter().filter(|it| !it.what.contains("cut off")).count(), 0, "{:?}", trace.damages());
+    assert_eq!(
+        trace.damages().iter().filter(|it| !it.what.contains("cut off")).count(),
+        0,
+        "{:?}",
+        trace.damages()
+    );
     read
 }
 
@@ -157,7 +165,13 @@ fn check(path: &Path) -> Read {
     while model.held() != read.held {
         model.step();
         let most = if read.allocated.is_empty() { 2 * SLOTS as u64 } else { 1 };
-        assert!(model.n_allocated <= newest + most, "{}: held {:?}, and not {:?}", path.display(), read.held, model.held());
+        assert!(
+            model.n_allocated <= newest + most,
+            "{}: held {:?}, and not {:?}",
+            path.display(),
+            read.held,
+            model.held()
+        );
     }
     read
 }
@@ -222,12 +236,20 @@ fn what_is_left_is_whole_since_it_says_and_holds_what_the_whole_recording_holds(
         for verb in ["report", "leaks", "oom", "stats"] {
             let shown = gputrace([verb]).arg(trace).output().expect("gputrace runs");
             let text = String::from_utf8_lossy(&shown.stdout).into_owned();
-            assert!(text.contains("every event since"), "{verb}: {text}{}", String::from_utf8_lossy(&shown.stderr));
+            assert!(
+                text.contains("every event since"),
+                "{verb}: {text}{}",
+                String::from_utf8_lossy(&shown.stderr)
+            );
         }
         for verb in ["replay", "tune"] {
             let shown = gputrace([verb]).arg(trace).output().expect("gputrace runs");
-            let (text, said) = (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
-            assert!(text.contains("every event is there since") || said.contains("every event is there since"), "{verb}: {text}{said}");
+            let (text, said) =
+                (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
+            assert!(
+                text.contains("every event is there since") || said.contains("every event is there since"),
+                "{verb}: {text}{said}"
+            );
         }
         let named = trace.with_extension("named");
         let made = gputrace(["symbolise", "-o"]).arg(&named).arg(trace).output().expect("gputrace runs");
@@ -275,7 +297,8 @@ fn recorder_of(trace: &Path) -> Option<i32> {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let output = format!("GPUTRACE_OUTPUT={}", trace.display());
         let mut words = words.split(|byte| *byte == 0).skip(1);
-        words.next() == Some(b"recorder") && environment.split(|byte| *byte == 0).any(|it| it == output.as_bytes())
+        words.next() == Some(b"recorder")
+            && environment.split(|byte| *byte == 0).any(|it| it == output.as_bytes())
     })
 }
 
@@ -283,7 +306,17 @@ fn kill(pid: i32) {
     let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
-fn start(trace: &Path) -> Child {
+/// A program that goes with its test.
+struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(trace: &Path) -> Started {
     let mut command = Command::new(program());
     let built = recorded::built();
     command
@@ -296,7 +329,7 @@ fn start(trace: &Path) -> Child {
         .args(["100000000", "300"])
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    command.spawn().expect("it runs")
+    Started(command.spawn().expect("it runs"))
 }
 
 /// Until the condition holds.
@@ -326,12 +359,12 @@ fn killed_at_any_instant_nothing_of_what_is_kept_is_lost() {
                 kill(recorder);
             }
             if killed != Killed::Recorder {
-                kill(program.id() as i32);
+                kill(program.0.id() as i32);
             } else {
                 std::thread::sleep(Duration::from_millis(20));
-                kill(program.id() as i32);
+                kill(program.0.id() as i32);
             }
-            let _ = program.wait();
+            let _ = program.0.wait();
             wait_for("the recorder's end", || recorder_of(&trace).is_none());
             let read = check(&trace);
             assert!(read.since.is_some(), "{killed:?}");
@@ -340,7 +373,7 @@ fn killed_at_any_instant_nothing_of_what_is_kept_is_lost() {
                 assert!(says_since(&json(&["report", "--json"], &trace)).is_some());
             }
             let rings = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-            let its = format!("gputrace-{}", program.id());
+            let its = format!("gputrace-{}", program.0.id());
             for ring in rings.filter(|ring| ring.file_name().to_string_lossy().contains(&its)) {
                 let _ = fs::remove_file(ring.path());
             }

@@ -424,7 +424,11 @@ impl TraceFile {
     /// Waits until what was written is on the disk, where the file system has one.
     pub(crate) fn synchronise(&self) -> io::Result<()> {
         match self.file.sync_data() {
-            Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) =>
+            {
+                Ok(())
+            }
             done => done,
         }
     }

@@ -305,7 +305,8 @@ impl<'a> Recorder<'a> {
         let made = output::create(&pattern, &facts, options.overwrite, job_began, variable)?;
         let (trace, instead_of) = (made.path, made.instead_of);
         let failed = |source| Error::Output { file: trace.clone(), source };
-        let writer = WriterThread::start(TraceFile::new(made.file), trace.clone(), options.bounds).map_err(failed)?;
+        let writer =
+            WriterThread::start(TraceFile::new(made.file), trace.clone(), options.bounds).map_err(failed)?;
         let ring = file.path().to_owned();
         job::tell(
             options.job_began,

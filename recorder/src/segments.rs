@@ -14,8 +14,8 @@
 //! the machine ends.
 
 use crate::output::{self, Overwrite, TraceFile};
-use gputrace_schemas::reader::{Trace, older_segments, open_regular, segment_name};
 use gputrace_schemas::event::Nanos;
+use gputrace_schemas::reader::{Trace, older_segments, open_regular, segment_name};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -121,7 +121,8 @@ impl Segments {
     pub(crate) fn is_due(&self, bytes: u64) -> bool {
         // A process that is silent needs no other segment.
         let has_own = bytes > self.state;
-        let is_old = self.bounds.keep.is_some_and(|keep| self.began.elapsed() >= keep / PARTS as u32) && has_own;
+        let is_old =
+            self.bounds.keep.is_some_and(|keep| self.began.elapsed() >= keep / PARTS as u32) && has_own;
         let is_large = self.bounds.max_size.is_some_and(|most| bytes >= self.largest(most));
         (is_old || is_large) && self.may_try()
     }

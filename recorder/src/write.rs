@@ -199,8 +199,7 @@ struct Before {
 
 impl State {
     fn new(mut file: TraceFile, path: PathBuf, bounds: Bounds) -> io::Result<State> {
-        let bounded =
-            bounds.are_set().then(|| Box::new(Bounded::new(bounds, path.clone(), &mut file)));
+        let bounded = bounds.are_set().then(|| Box::new(Bounded::new(bounds, path.clone(), &mut file)));
         let writer = Writer::new(file)?;
         let flush_at = Instant::now() + FLUSH_EVERY;
         let (last_time, silent_at) = (Nanos(0), flush_at);
@@ -443,9 +442,7 @@ impl State {
         Written {
             n_events: self.before.n_events
                 + if self.n_after_end.is_some() { self.n_at_end } else { n_written },
-            n_dropped: self.before.n_dropped
-                + self.writer.events_dropped()
-                + self.n_after_end.unwrap_or(0),
+            n_dropped: self.before.n_dropped + self.writer.events_dropped() + self.n_after_end.unwrap_or(0),
             bytes: self.writer.position() + self.bounded.as_ref().map_or(0, |bounded| bounded.old_bytes()),
             error: self.error,
         }

@@ -41,8 +41,8 @@ mod segments;
 pub use follow::{Follower, Grown};
 pub use open::open_regular;
 use scan::{patience, scan};
-pub use segments::{base_of, older_segments, segment_name};
 use segments::Segment;
+pub use segments::{base_of, older_segments, segment_name};
 
 /// Why a file cannot be read as a trace.
 #[derive(Debug, thiserror::Error)]

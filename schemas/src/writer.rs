@@ -73,7 +73,10 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// The compressor's.
     pub fn append(trace: &Trace, sink: W) -> io::Result<Writer<W>> {
-        Writer::behind(sink, trace.blocks_end(), trace.blocks().to_vec(), trace.n_events())
+        // Without what was held before: the file's end counts what happened since.
+        let events = trace.blocks().iter().filter(|block| block.kind == Kind::Events as u8);
+        let n_events = events.map(|block| u64::from(block.count)).sum();
+        Writer::behind(sink, trace.blocks_end(), trace.blocks().to_vec(), n_events)
     }
 
     /// Writes what is left of a bounded recording as one file, which may go on.

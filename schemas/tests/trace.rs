@@ -271,7 +271,7 @@ fn story(seed: u64, n_events: u64) -> Story {
             began: random.wild(),
             segment: random.wild() as u32,
             since: Nanos(random.wild()),
-            after_gap: random.wild() % 2 == 0,
+            after_gap: random.wild().is_multiple_of(2),
             ancestors: (0..random.below(3))
                 .map(|_| Ancestor {
                     pid: random.wild() as u32,

@@ -296,7 +296,8 @@ impl Driver {
 
     fn retain(&mut self, born: Born, call: &Call) {
         let mapped = self.maps.range(..=call.addr).next_back();
-        let mapped = mapped.filter(|(start, map)| call.addr - **start < map.bytes).map(|(_, map)| map.physical);
+        let mapped =
+            mapped.filter(|(start, map)| call.addr - **start < map.bytes).map(|(_, map)| map.physical);
         let Some(id) = mapped.or_else(|| self.handles.get(&call.handle).copied()) else { return };
         if let Some(physical) = self.physical.get_mut(&id) {
             physical.references = physical.references.saturating_add(1);

@@ -35,12 +35,19 @@ fn held(events: &[(u64, EventKind)]) -> Vec<String> {
     }
     let shown = |event: Event| match event.kind {
         EventKind::Call(call) => {
-            format!("{} {} {:x}", event.time.0, call.action, if call.addr == 0 { call.handle } else { call.addr })
+            format!(
+                "{} {} {:x}",
+                event.time.0,
+                call.action,
+                if call.addr == 0 { call.handle } else { call.addr }
+            )
         }
         EventKind::BlockAlloc(block) => {
             format!("{} block {:x} of {} {}", event.time.0, block.addr, block.allocated.0, block.reserved.0)
         }
-        EventKind::BlockFree(block) => format!("{} freed {:x} of {}", event.time.0, block.addr, block.allocated.0),
+        EventKind::BlockFree(block) => {
+            format!("{} freed {:x} of {}", event.time.0, block.addr, block.allocated.0)
+        }
         other => format!("{} {other:?}", event.time.0),
     };
     held.events().into_iter().map(shown).collect()
@@ -95,10 +102,10 @@ fn a_free_that_is_written_late_takes_the_older_birth() {
     assert_eq!(held(&[(1, alloc(0xa)), (5, alloc(0xa))]), ["1 alloc a", "5 alloc a"]);
     // Lost: a minute later nothing waits for it.
     let later = LATE + 10;
-    assert_eq!(held(&[(1, alloc(0xa)), (5, alloc(0xa)), (later, alloc(0xb))]), [
-        "5 alloc a".to_owned(),
-        format!("{later} alloc b")
-    ]);
+    assert_eq!(
+        held(&[(1, alloc(0xa)), (5, alloc(0xa)), (later, alloc(0xb))]),
+        ["5 alloc a".to_owned(), format!("{later} alloc b")]
+    );
 }
 
 #[test]
@@ -142,7 +149,8 @@ fn a_context_that_goes_takes_what_lies_in_it() {
     let events = [retain(), (2, alloc(0xa)), (3, device(Action::PrimaryRelease))];
     // Who looks at the end sees what went away with it, until something else is handed out.
     assert_eq!(held(&events).len(), 3);
-    let again = [retain(), (2, alloc(0xa)), (3, device(Action::PrimaryRelease)), (4, retain().1), (5, alloc(0xb))];
+    let again =
+        [retain(), (2, alloc(0xa)), (3, device(Action::PrimaryRelease)), (4, retain().1), (5, alloc(0xb))];
     assert_eq!(held(&again), ["4 primary_retain 9", "5 alloc b"]);
 }
 
@@ -158,11 +166,14 @@ fn losses_are_summed_and_settings_kept_once() {
         (5, lost(2)),
         (6, lost(3)),
     ];
-    assert_eq!(held(&events), [
-        "2 Note(\"a=1\")".to_owned(),
-        "3 Note(\"a=2\")".to_owned(),
-        "6 Lost(Lost { cause: RingFull, events: 5 })".to_owned(),
-    ]);
+    assert_eq!(
+        held(&events),
+        [
+            "2 Note(\"a=1\")".to_owned(),
+            "3 Note(\"a=2\")".to_owned(),
+            "6 Lost(Lost { cause: RingFull, events: 5 })".to_owned(),
+        ]
+    );
 }
 
 /// Against a model that keeps all events and looks through them.
@@ -189,7 +200,8 @@ fn random_lives_are_those_of_a_naive_model() {
                 }
             }
         }
-        let expected: Vec<String> = model.iter().map(|(time, addr)| format!("{time} alloc {addr:x}")).collect();
+        let expected: Vec<String> =
+            model.iter().map(|(time, addr)| format!("{time} alloc {addr:x}")).collect();
         assert_eq!(held(&events), expected);
     }
 }

@@ -19,6 +19,7 @@ mod loops;
 mod phases;
 mod pjrt;
 pub mod pools;
+mod since;
 mod sites;
 mod torch;
 mod training;
@@ -307,18 +308,14 @@ impl Ledger {
                 let place = (origin.site, self.phases.now(event.thread));
                 torch.alloc(event, block, place, &mut found);
                 self.counts.block(block.bytes);
-                if !self.is_before_since(event) {
-                    self.finder.memory(definitions, event, block.device, Some(origin.site));
-                }
+                self.found_memory(definitions, event, block.device, Some(origin.site));
                 let physical = self.devices.get(&block.device).map(|device| &device.physical);
                 if physical.is_some_and(|books| books.now().bytes == books.peak()) {
                     self.torch_at_peak(block.device);
                 }
             }
             EventKind::BlockFree(block) => {
-                if !self.is_before_since(event) {
-                    self.finder.memory(definitions, event, block.device, None);
-                }
+                self.found_memory(definitions, event, block.device, None);
                 let Ledger { findings, torch, .. } = self;
                 let mut found = |finding| findings.add(finding, event.time, event.thread, event.stack);
                 torch.free(event, block, &mut found);
@@ -340,9 +337,7 @@ impl Ledger {
             EventKind::Sample(sample) => self.sample(event.time, sample),
             EventKind::Mark(mark) => {
                 self.phases.mark(definitions, event, mark);
-                if !self.is_before_since(event) {
-                    self.finder.mark(definitions, event, mark);
-                }
+                self.found_mark(definitions, event, mark);
             }
             EventKind::NcclEnter(enter) => {
                 let origin = self.sites.origin(definitions, event.stack, event.thread);
@@ -368,23 +363,6 @@ impl Ledger {
         }
         let Ledger { torch_pools, torch, driver, .. } = self;
         torch_pools.steps(event, &torch.steps.list, |addr| driver.reservation(addr));
-    }
-
-    /// Counts begin where every event is there.
-    fn begin_at_since(&mut self, definitions: &dyn Definitions, time: Nanos) {
-        if self.first.is_none() {
-            self.since = definitions.process().since;
-        }
-        if self.since > Nanos(0) && !self.counts_from_since && time > self.since {
-            self.counts_from_since = true;
-            self.count_anew();
-        }
-    }
-
-    /// Whether an event only explains what is held where the trace begins.
-    #[must_use]
-    pub fn is_before_since(&self, event: &Event) -> bool {
-        event.time <= self.since && self.since > Nanos(0)
     }
 
     fn pjrt(&mut self, definitions: &dyn Definitions, event: &Event, pjrt: &Pjrt) {
@@ -603,12 +581,10 @@ impl Ledger {
                 site: origin.site,
             }),
             Some(0) => {
-                if self.is_before_since(event) {
-                    // It says what is held, and nothing of how the program works.
-                } else if call.action.gives() {
-                    self.finder.memory(definitions, event, call.device, Some(origin.site));
+                if call.action.gives() {
+                    self.found_memory(definitions, event, call.device, Some(origin.site));
                 } else if call.action.takes() {
-                    self.finder.memory(definitions, event, call.device, None);
+                    self.found_memory(definitions, event, call.device, None);
                 }
                 let origin = Origin { phase: self.phases.now(event.thread), ..origin };
                 self.booked(definitions, event, call, origin);
