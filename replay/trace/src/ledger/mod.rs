@@ -106,10 +106,9 @@ pub struct Ledger {
     is_by_torch: bool,
     /// Number of events.
     pub n_events: u64,
-    /// From when on the trace has every event ([`gputrace_schemas::event::Process::since`]); 0 from its beginning. What is held then is
-    /// booked with its births; counts begin then.
+    /// From when on the trace has every event; 0 from its beginning. Counts begin there (`since.rs`).
     pub since: Nanos,
-    counts_from_since: bool,
+    counts_anew: bool,
     /// Time of the first event.
     pub first: Option<Nanos>,
     /// Time of the last event.
@@ -295,8 +294,7 @@ impl Ledger {
     pub fn event(&mut self, definitions: &dyn Definitions, event: &Event) {
         self.torch.steps.list.clear();
         self.ran_out = None;
-        self.begin_at_since(definitions, event.time);
-        self.n_events += 1;
+        self.count_event(definitions, event.time);
         self.first.get_or_insert(event.time);
         self.last = self.last.max(event.time);
         match &event.kind {
@@ -421,12 +419,6 @@ impl Ledger {
     /// Calls by function.
     pub fn calls(&self) -> impl Iterator<Item = (NameId, &CallCounts)> {
         self.counts.calls()
-    }
-
-    /// Calls and sizes are counted from here on; the books stay.
-    pub fn count_anew(&mut self) {
-        self.counts = Counts::default();
-        self.n_events = 0;
     }
 
     /// Sizes of PyTorch's blocks.

@@ -2,19 +2,21 @@
 
 use gputrace_schemas::event::{Event, Mark, Nanos};
 
+use super::counts::Counts;
 use super::{Ledger, SiteId};
 use crate::Definitions;
 
 impl Ledger {
     /// Counts begin where every event is there.
-    pub(super) fn begin_at_since(&mut self, definitions: &dyn Definitions, time: Nanos) {
+    pub(super) fn count_event(&mut self, definitions: &dyn Definitions, time: Nanos) {
         if self.first.is_none() {
             self.since = definitions.process().since;
         }
-        if self.since > Nanos(0) && !self.counts_from_since && time > self.since {
-            self.counts_from_since = true;
+        if self.since > Nanos(0) && !self.counts_anew && time > self.since {
+            self.counts_anew = true;
             self.count_anew();
         }
+        self.n_events += 1;
     }
 
     /// Whether an event only explains what is held where the trace begins.
@@ -41,5 +43,11 @@ impl Ledger {
         if !self.is_before_since(event) {
             self.finder.mark(definitions, event, mark);
         }
+    }
+
+    /// Calls and sizes are counted from here on; the books stay.
+    pub fn count_anew(&mut self) {
+        self.counts = Counts::default();
+        self.n_events = 0;
     }
 }
