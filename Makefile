@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
+.PHONY: help setup causes build demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -87,6 +87,9 @@ bench-page: build ## Measure the page of ten million events and of a job of 8 x 
 
 bench-short: build ## Measure what recording costs a program of two milliseconds: 40 in a row, 300 at once
 	python3 tests/short.py $(RELEASE)
+
+soak: build ## Record a week's worth of events within --keep and --max-size: an hour, nothing grows
+	python3 tests/soak.py $(RELEASE)
 
 causes: ## The first screen of each case with a known cause, held against it
 	cargo test -p gputrace-answers --test causes -- --nocapture

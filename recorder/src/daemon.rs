@@ -3,6 +3,7 @@
 use crate::job;
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
+use crate::segments::{Bounds, parse_time};
 use crate::standstill::HANG_AFTER;
 use crate::{Overwrite, is_off, left, limits, memory, messages, say};
 use gputrace_ring::variables;
@@ -60,6 +61,10 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
             Some(Some(0)) => None,
             Some(Some(seconds)) => Some(Duration::from_secs(seconds)),
             Some(None) | None => Some(HANG_AFTER),
+        },
+        bounds: Bounds {
+            keep: set(variables::KEEP).and_then(|value| parse_time(&value).ok()),
+            max_size: set(variables::MAX_SIZE).and_then(|value| value.parse().ok()),
         },
         ..Options::default()
     };

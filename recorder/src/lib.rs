@@ -15,6 +15,7 @@
 
 pub mod attach;
 mod autograd;
+mod book;
 mod card;
 mod daemon;
 mod decode;
@@ -26,6 +27,7 @@ mod gpus;
 mod growth;
 mod handed_out;
 mod heartbeat;
+mod held;
 #[cfg(target_arch = "x86_64")]
 mod inject;
 mod job;
@@ -54,6 +56,7 @@ pub mod python_lines;
 pub mod python_stacks;
 mod record;
 mod room;
+pub mod segments;
 mod standstill;
 mod steering;
 mod symbol_files;

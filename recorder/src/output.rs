@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::output_file::{self, Place, Unfit};
 use crate::process;
+use crate::segments;
 use gputrace_schemas::event::Process;
 use gputrace_schemas::reader::{Trace, open_regular};
 use std::fs::{self, File};
@@ -251,6 +252,9 @@ pub(crate) fn create(
         counter += 1;
         match open(&path, overwrite) {
             Ok(file) => {
+                if overwrite == Overwrite::Replace {
+                    segments::remove_left(&path);
+                }
                 // For who wants to know whether the trace is being written: see `wait_for_recorder`. Not everywhere there
                 // are locks, and nothing else depends on this one.
                 let _ = file.try_lock();
@@ -377,16 +381,26 @@ fn process_of(trace: &Path) -> Option<Process> {
     Some(Trace::open(trace).ok()?.process().clone())
 }
 
+/// Removes something from the disk; whether there was anything to remove.
+pub(crate) type Room = Box<dyn FnMut() -> bool + Send>;
+
 /// A file that can be cut back to its last whole block, and be given another end.
 pub(crate) struct TraceFile {
     file: File,
     /// What is kept back, to be written at once.
     kept: Option<Vec<u8>>,
+    /// What may be removed where the disk is full.
+    room: Option<Room>,
 }
 
 impl TraceFile {
     pub(crate) fn new(file: File) -> TraceFile {
-        TraceFile { file, kept: None }
+        TraceFile { file, kept: None, room: None }
+    }
+
+    /// From here on, a full disk gets room by what `room` removes.
+    pub(crate) fn make_room_by(&mut self, room: Room) {
+        self.room = Some(room);
     }
 
     /// From here on keeps what is written, which will stand from `position` on. What is behind that in the file stays until then.
@@ -403,6 +417,22 @@ impl TraceFile {
         self.kept.take().map_or(Ok(()), |kept| self.file.write_all(&kept))
     }
 
+    fn has_made_room(&mut self) -> bool {
+        self.room.as_mut().is_some_and(|room| room())
+    }
+
+    /// Waits until what was written is on the disk, where the file system has one.
+    pub(crate) fn synchronise(&self) -> io::Result<()> {
+        match self.file.sync_data() {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) =>
+            {
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
     /// Removes what is behind `length`, and goes on there.
     pub(crate) fn cut(&mut self, length: u64) -> io::Result<()> {
         use std::io::{Seek, SeekFrom};
@@ -416,7 +446,12 @@ impl Write for TraceFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.kept {
             Some(kept) => kept.write(bytes),
-            None => self.file.write(bytes),
+            None => loop {
+                match self.file.write(bytes) {
+                    Err(error) if error.kind() == io::ErrorKind::StorageFull && self.has_made_room() => {}
+                    done => return done,
+                }
+            },
         }
     }
     fn flush(&mut self) -> io::Result<()> {

@@ -142,6 +142,9 @@ impl Target {
             torch_version: None,
             began: self.start_time,
             ancestors: self.ancestors(),
+            segment: 0,
+            since: Nanos(0),
+            after_gap: false,
         }
     }
 

@@ -12,6 +12,7 @@ use crate::nvml::Sampler;
 use crate::oom::{Answer, Answers};
 use crate::output::{self, Moment, Overwrite, TraceFile};
 use crate::process::{self, AddressSpace, Fate, Reach, Target};
+use crate::segments::Bounds;
 use crate::standstill::Standstill;
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{CLibrary, Patience, Symbols};
@@ -89,6 +90,8 @@ pub struct Options {
     pub keep_ring: bool,
     /// Who answers requests that fail for want of memory.
     pub on_oom: Option<Answer>,
+    /// How much of the recording is kept.
+    pub bounds: Bounds,
     /// After how long a silence the stacks of a rank of a job are read; `None` is never.
     pub hang_after: Option<Duration>,
 }
@@ -302,7 +305,8 @@ impl<'a> Recorder<'a> {
         let made = output::create(&pattern, &facts, options.overwrite, job_began, variable)?;
         let (trace, instead_of) = (made.path, made.instead_of);
         let failed = |source| Error::Output { file: trace.clone(), source };
-        let writer = WriterThread::start(TraceFile::new(made.file), trace.clone()).map_err(failed)?;
+        let writer =
+            WriterThread::start(TraceFile::new(made.file), trace.clone(), options.bounds).map_err(failed)?;
         let ring = file.path().to_owned();
         job::tell(
             options.job_began,
@@ -360,6 +364,7 @@ impl<'a> Recorder<'a> {
             witness,
             keeps_ring: options.keep_ring,
         };
+        recorder.translator.take_numbers_from(recorder.writer.free_threads());
         recorder.translator.process(recorder.facts.clone());
         if lacks_threads {
             let text =

@@ -2,6 +2,7 @@
 //!
 //! Library and recorder take what they do not understand for what was not said: they are guests. Who started them hears of it.
 
+use crate::segments::parse_time;
 use gputrace_ring::variables;
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -16,6 +17,8 @@ enum Values {
     Words(&'static [&'static str]),
     /// Decimal digits.
     Number,
+    /// A number and its unit.
+    Time,
 }
 
 const OFF: &[&str] = &["0", "off", "false", "no"];
@@ -39,6 +42,8 @@ const ALL: &[(&CStr, Values)] = &[
     (variables::OUTPUT, Values::Any),
     (variables::JOB_BEGAN, Values::Any),
     (variables::FORCE, Values::Any),
+    (variables::KEEP, Values::Time),
+    (variables::MAX_SIZE, Values::Number),
     (variables::OOM, Values::Switch),
     (variables::HANG_AFTER, Values::Number),
     (variables::LIBRARY, Values::Any),
@@ -79,6 +84,8 @@ fn wrong(name: &str, value: &OsStr) -> Option<String> {
         }
         Values::Number if text.bytes().all(|byte| byte.is_ascii_digit()) => None,
         Values::Number => says("is not a number in digits alone".to_owned()),
+        Values::Time if parse_time(&text).is_ok() => None,
+        Values::Time => says("is not a length of time such as 90s, 30m, 12h or 7d".to_owned()),
     }
 }
 

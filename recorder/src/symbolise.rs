@@ -1,7 +1,7 @@
 //! Functions and lines for a trace that was made elsewhere, from files that belong to it by build id.
 //!
 //! The new trace is the old one, byte for byte, with definitions behind it that replace earlier ones: nothing of what
-//! was recorded, and nothing of what was damaged, gets lost on the way.
+//! was recorded, and nothing of what was damaged, gets lost on the way. Segments of a bounded recording become one file.
 
 use crate::opened::{Access, Expected, Links, opened};
 use crate::output::{self, Overwrite};
@@ -68,8 +68,13 @@ pub fn symbolise(
         io::ErrorKind::AlreadyExists => Error::Exists { file: to.to_owned() },
         _ => failed(error),
     })?;
-    io::copy(&mut source.take(trace.blocks_end()), &mut file).map_err(failed)?;
-    let mut writer = Writer::append(&trace, file).map_err(failed)?;
+    let mut writer = if trace.is_joined() {
+        Writer::copy(&trace, file)
+    } else {
+        io::copy(&mut source.take(trace.blocks_end()), &mut file).map_err(failed)?;
+        Writer::append(&trace, file)
+    }
+    .map_err(failed)?;
     let mut names = Names::new(&trace);
     let unresolved = names.find(roots);
     for (id, frame) in &names.frames {

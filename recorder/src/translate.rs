@@ -24,6 +24,7 @@ use gputrace_schemas::event::{
 };
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 /// What the writing thread gets.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub(crate) enum Item {
     Frame(FrameId, Frame),
     Stack(StackId, Stack),
     Thread(ThreadId, Thread),
+    /// Nothing more will come of the thread. Its number may get another meaning once it is given back ([`FreeThreads`]).
+    ThreadEnded(ThreadId),
     Device(Device),
     Api(ApiId, Api),
     Text(TextId, String),
@@ -40,6 +43,9 @@ pub(crate) enum Item {
     Mappings(Mappings),
     Event(Event),
 }
+
+/// Numbers of threads that no file of the recording has any more, given back by who writes it. A process may have millions of threads in a week.
+pub(crate) type FreeThreads = Arc<Mutex<Vec<ThreadId>>>;
 
 /// The thread of events that the recorder makes itself.
 pub(crate) const RECORDER: ThreadId = ThreadId(0);
@@ -52,6 +58,7 @@ pub(crate) struct Translator {
     pub(crate) items: Vec<Item>,
     pub(crate) threads: Vec<Thread>,
     lanes: HashMap<Lane, ThreadId>,
+    free_threads: FreeThreads,
     apis: HashMap<u64, (ApiId, Api)>,
     stacks: HashMap<u64, KnownStack>,
     /// Stacks in the backward pass, by the id of the ring.
@@ -95,6 +102,7 @@ impl Translator {
             items: Vec::new(),
             threads: Vec::new(),
             lanes: HashMap::new(),
+            free_threads: FreeThreads::default(),
             apis: HashMap::new(),
             stacks: HashMap::new(),
             backwards: HashMap::new(),
@@ -152,15 +160,32 @@ impl Translator {
     }
 
     pub(crate) fn thread(&mut self, thread: Thread) -> ThreadId {
-        let id = ThreadId(self.threads.len() as u32);
-        self.items.push(Item::Thread(id, thread.clone()));
-        self.threads.push(thread);
+        let free = self.free_threads.lock().ok().and_then(|mut free| free.pop());
+        let known = free.and_then(|id| Some((id, self.threads.get_mut(id.0 as usize)?)));
+        let id = match known {
+            Some((id, slot)) => {
+                slot.clone_from(&thread);
+                id
+            }
+            None => {
+                self.threads.push(thread.clone());
+                ThreadId(self.threads.len() as u32 - 1)
+            }
+        };
+        self.items.push(Item::Thread(id, thread));
         id
+    }
+
+    /// From here on, threads get numbers that are given back there.
+    pub(crate) fn take_numbers_from(&mut self, free: FreeThreads) {
+        self.free_threads = free;
     }
 
     /// Nothing more will come of a thread.
     pub(crate) fn end_lane(&mut self, lane: Lane) {
-        self.lanes.remove(&lane);
+        if let Some(id) = self.lanes.remove(&lane) {
+            self.items.push(Item::ThreadEnded(id));
+        }
         self.autograd.end_lane(lane);
     }
 
@@ -843,53 +868,4 @@ actions! {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn code(id: u64, name: &str) -> Record {
-        let (name, file) = (name.to_owned(), "a.py".to_owned());
-        Record::Code(Code { id, name, file, lines: Vec::new(), first_line: 1, python: 0x30c })
-    }
-
-    #[test]
-    fn python_frames_stand_where_the_interpreter_ran_them() {
-        let mut translator = Translator::new();
-        for (id, name) in [(1, "f"), (2, "g")] {
-            translator.define(code(id, name));
-        }
-        let native = vec![0x10, 0x20 | StackDef::INTERPRETER, 0x30];
-        translator.define(Record::Stack {
-            id: 5,
-            native,
-            python: vec![(1, 0), (2, StackDef::ENTRY)],
-            truncated: false,
-        });
-        let stack = translator.stacks[&5].stack.clone().expect("just defined");
-        let name = |id: &FrameId| match &translator.frames[id.0 as usize] {
-            Frame::Native { address, .. } => format!("{address:#x}"),
-            Frame::Python { function, .. } => function.clone(),
-        };
-        assert_eq!(stack.frames.iter().map(name).collect::<Vec<_>>(), ["0x10", "f", "g", "0x30"]);
-    }
-
-    #[test]
-    fn every_action_of_the_ring_has_the_same_number_in_the_trace() {
-        for ring in RingAction::ALL {
-            assert_eq!(*ring as u8, action(*ring) as u8, "{ring:?}");
-        }
-        assert_eq!(RingAction::ALL.len(), Action::ALL.len());
-        for ring in RingNcclOp::ALL {
-            assert_eq!(*ring as u8, nccl_op(*ring) as u8, "{ring:?}");
-        }
-        assert_eq!(RingNcclOp::ALL.len(), NcclOp::ALL.len());
-        for ring in RingPjrtAction::ALL {
-            assert_eq!(*ring as u8, pjrt_action(*ring) as u8, "{ring:?}");
-        }
-        for ring in RingPjrtOrigin::ALL {
-            assert_eq!(*ring as u8, pjrt_origin(*ring) as u8, "{ring:?}");
-        }
-        for ring in RingNcclTimed::ALL {
-            assert_eq!(*ring as u32, nccl_timed(*ring).map_or(0, |timed| timed as u32), "{ring:?}");
-        }
-    }
-}
+mod tests;

@@ -1,7 +1,11 @@
 //! The writing thread: items to blocks of the trace. A disk that is full or gone stops the writing, not the draining.
 
+mod bounded;
+
+use self::bounded::Bounded;
 use crate::output::TraceFile;
-use crate::translate::{Item, RECORDER};
+use crate::segments::Bounds;
+use crate::translate::{FreeThreads, Item, RECORDER};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use gputrace_schemas::event::{Event, EventKind, Lost, LostCause, Nanos, StackId};
 use gputrace_schemas::writer::Writer;
@@ -52,6 +56,7 @@ pub(crate) struct Written {
 /// The draining side's end of the writing thread.
 pub(crate) struct WriterThread {
     to: Sender<Message>,
+    free_threads: FreeThreads,
     hand: Hand,
 }
 
@@ -81,9 +86,11 @@ impl Outlet {
 }
 
 impl WriterThread {
-    pub(crate) fn start(file: TraceFile, path: PathBuf) -> io::Result<WriterThread> {
+    pub(crate) fn start(file: TraceFile, path: PathBuf, bounds: Bounds) -> io::Result<WriterThread> {
         let (to, from) = bounded(MOST_WAITING);
-        let state = Arc::new(Mutex::new(Some(State::new(file, path)?)));
+        let state = State::new(file, path, bounds)?;
+        let free_threads = state.free_threads();
+        let state = Arc::new(Mutex::new(Some(state)));
         let of_thread = (Arc::clone(&state), from.clone());
         let run = move || {
             let (state, from) = of_thread;
@@ -93,12 +100,18 @@ impl WriterThread {
             state.written()
         };
         match std::thread::Builder::new().name("gputrace-write".to_owned()).spawn(run) {
-            Ok(thread) => Ok(WriterThread { to, hand: Hand::Thread(thread) }),
+            Ok(thread) => Ok(WriterThread { to, free_threads, hand: Hand::Thread(thread) }),
             Err(error) => {
                 let state = state.lock().ok().and_then(|mut state| state.take()).ok_or(error)?;
-                Ok(WriterThread { to, hand: Hand::Own(Box::new(RefCell::new(state)), from) })
+                let hand = Hand::Own(Box::new(RefCell::new(state)), from);
+                Ok(WriterThread { to, free_threads, hand })
             }
         }
+    }
+
+    /// Numbers of threads that may be used again.
+    pub(crate) fn free_threads(&self) -> FreeThreads {
+        Arc::clone(&self.free_threads)
     }
 
     pub(crate) fn outlet(&self) -> Outlet {
@@ -147,6 +160,10 @@ impl WriterThread {
 struct State {
     writer: Writer<TraceFile>,
     path: PathBuf,
+    /// Where the recording is kept in several files: what the next one begins with.
+    bounded: Option<Box<Bounded>>,
+    /// Of the files before this one: events, dropped ones, and dropped ones that no file tells about.
+    before: Before,
     /// Whether the file has its end, for now.
     ended: bool,
     /// What came since then. It is written together with a new end: who ends us between two writes (a PID namespace that ends
@@ -157,15 +174,32 @@ struct State {
     /// Events in the file when it last got an end.
     n_at_end: u64,
     error: Option<io::Error>,
-    /// Dropped events that the trace itself tells about.
+    /// Dropped events that this file itself tells about.
     told: u64,
     last_time: Nanos,
     flush_at: Instant,
     silent_at: Instant,
 }
 
+/// When the next file begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Where the bounds ask for it.
+    Due,
+    Now,
+}
+
+/// Counts of the files before this one.
+#[derive(Clone, Copy, Default)]
+struct Before {
+    n_events: u64,
+    n_dropped: u64,
+    untold: u64,
+}
+
 impl State {
-    fn new(file: TraceFile, path: PathBuf) -> io::Result<State> {
+    fn new(mut file: TraceFile, path: PathBuf, bounds: Bounds) -> io::Result<State> {
+        let bounded = bounds.are_set().then(|| Box::new(Bounded::new(bounds, path.clone(), &mut file)));
         let writer = Writer::new(file)?;
         let flush_at = Instant::now() + FLUSH_EVERY;
         let (last_time, silent_at) = (Nanos(0), flush_at);
@@ -173,6 +207,8 @@ impl State {
         Ok(State {
             writer,
             path,
+            bounded,
+            before: Before::default(),
             ended,
             held,
             n_after_end,
@@ -183,6 +219,10 @@ impl State {
             flush_at,
             silent_at,
         })
+    }
+
+    fn free_threads(&self) -> FreeThreads {
+        self.bounded.as_ref().map(|bounded| bounded.free_threads()).unwrap_or_default()
     }
 
     fn run(&mut self, from: &Receiver<Message>) {
@@ -206,6 +246,7 @@ impl State {
                     }
                 } else {
                     self.write(&items);
+                    self.begin_segment_if_due();
                 }
                 self.silent_at = Instant::now() + FLUSH_WHEN_SILENT;
             }
@@ -222,6 +263,7 @@ impl State {
             self.flush_at = Instant::now() + FLUSH_EVERY;
             self.silent_at = self.flush_at;
             self.settle(End::Open);
+            self.begin_segment_if_due();
         }
     }
 
@@ -236,6 +278,12 @@ impl State {
         let writer = &mut self.writer;
         // A definition that finds no room for minutes must not fill the memory instead.
         let full = self.error.is_some() && writer.definitions_kept() > MOST_KEPT;
+        if let Some(bounded) = &mut self.bounded {
+            if let Item::Event(event) = item {
+                self.last_time = event.time;
+            }
+            return bounded.put(item, writer, full);
+        }
         match item {
             Item::Event(event) => {
                 self.last_time = event.time;
@@ -248,6 +296,7 @@ impl State {
             Item::Frame(id, frame) => writer.frame(*id, frame),
             Item::Stack(id, stack) => writer.stack(*id, stack),
             Item::Thread(id, thread) => writer.thread(*id, thread),
+            Item::ThreadEnded(_) => {}
             Item::Device(device) => writer.device(device),
             Item::Api(id, api) => writer.api(*id, api),
             Item::Text(id, text) => writer.text(*id, text),
@@ -259,6 +308,9 @@ impl State {
     /// After an error: cuts the file back to its last whole block, and says so once.
     fn check(&mut self, result: io::Result<()>) {
         let Err(error) = result else { return };
+        if let Some(bounded) = &mut self.bounded {
+            bounded.block();
+        }
         let whole = self.writer.position();
         // If even this fails the reader skips the partial block.
         let _ = self.writer.sink().cut(whole);
@@ -279,6 +331,13 @@ impl State {
         if self.ended {
             return self.renew_end();
         }
+        if self.is_blocked() {
+            // Nothing may follow what is missing but another segment.
+            self.begin_segment(if end == End::Closed { When::Now } else { When::Due });
+            if self.is_blocked() {
+                return;
+            }
+        }
         self.tell_dropped();
         let result = match end {
             End::Open => self.writer.flush(),
@@ -286,11 +345,53 @@ impl State {
         };
         self.ended = end == End::Closed && result.is_ok();
         self.check(result);
+        if self.ended
+            && let Some(bounded) = &mut self.bounded
+        {
+            bounded.ended(self.writer.position());
+        }
+    }
+
+    /// Events that belong into this file could not be written.
+    fn is_blocked(&self) -> bool {
+        self.bounded.as_ref().is_some_and(|bounded| bounded.is_blocked())
+    }
+
+    fn begin_segment_if_due(&mut self) {
+        self.begin_segment(When::Due);
+    }
+
+    /// Goes on in another file, where the bounds ask for it, or at once.
+    fn begin_segment(&mut self, when: When) {
+        let is_due = |bounded: &Bounded| when == When::Now || bounded.is_due(self.writer.position());
+        if self.ended || !self.bounded.as_deref().is_some_and(is_due) {
+            return;
+        }
+        // All that was said so far is in the file before.
+        if !self.is_blocked() {
+            self.settle(End::Open);
+        }
+        let Some(bounded) = &mut self.bounded else { return };
+        let n_blocked = bounded.take_blocked();
+        self.before.n_dropped += n_blocked;
+        self.before.untold += n_blocked;
+        let Some(next) = bounded.next(&mut self.writer) else { return };
+        let mut old = std::mem::replace(&mut self.writer, next);
+        self.before.n_events += old.events_written();
+        self.before.n_dropped += old.events_dropped();
+        self.before.untold = (old.events_dropped() + self.before.untold).saturating_sub(self.told);
+        self.told = 0;
+        if old.try_finish().is_err() {
+            // It is read without an end.
+            let whole = old.position();
+            let _ = old.sink().cut(whole);
+        }
+        bounded.has_moved(old.position());
     }
 
     /// Events that could not be written are told about by one that can.
     fn tell_dropped(&mut self) {
-        let dropped = self.writer.events_dropped();
+        let dropped = self.writer.events_dropped() + self.before.untold;
         if dropped > self.told {
             let lost = Lost { cause: LostCause::NotWritten, events: dropped - self.told };
             let event = Event {
@@ -333,12 +434,16 @@ impl State {
         }
     }
 
-    fn written(self) -> Written {
+    fn written(mut self) -> Written {
+        if let Some(bounded) = &mut self.bounded {
+            self.before.n_dropped += bounded.take_blocked();
+        }
         let n_written = self.writer.events_written();
         Written {
-            n_events: if self.n_after_end.is_some() { self.n_at_end } else { n_written },
-            n_dropped: self.writer.events_dropped() + self.n_after_end.unwrap_or(0),
-            bytes: self.writer.position(),
+            n_events: self.before.n_events
+                + if self.n_after_end.is_some() { self.n_at_end } else { n_written },
+            n_dropped: self.before.n_dropped + self.writer.events_dropped() + self.n_after_end.unwrap_or(0),
+            bytes: self.writer.position() + self.bounded.as_ref().map_or(0, |bounded| bounded.old_bytes()),
             error: self.error,
         }
     }
@@ -354,7 +459,7 @@ mod tests {
     fn what_comes_after_the_end_is_written_with_a_new_one() {
         let path = std::env::temp_dir().join(format!("gputrace-after-end-{}.gtr", std::process::id()));
         let file = crate::output::open(&path, crate::Overwrite::Replace).expect("a file");
-        let mut state = State::new(TraceFile::new(file), path.clone()).expect("a trace");
+        let mut state = State::new(TraceFile::new(file), path.clone(), Bounds::default()).expect("a trace");
         let note = |n: usize| {
             let kind = EventKind::Note(n.to_string());
             Item::Event(Event { time: Nanos(n as u64), thread: RECORDER, stack: StackId(0), kind })
@@ -384,8 +489,9 @@ mod tests {
         let path = std::env::temp_dir().join(format!("gputrace-own-hand-{}.gtr", std::process::id()));
         let file = crate::output::open(&path, crate::Overwrite::Replace).expect("a file");
         let (to, from) = bounded(MOST_WAITING);
-        let state = State::new(TraceFile::new(file), path.clone()).expect("a trace");
-        let writer = WriterThread { to, hand: Hand::Own(Box::new(RefCell::new(state)), from) };
+        let state = State::new(TraceFile::new(file), path.clone(), Bounds::default()).expect("a trace");
+        let free_threads = FreeThreads::default();
+        let writer = WriterThread { to, free_threads, hand: Hand::Own(Box::new(RefCell::new(state)), from) };
         let note = |n: usize| Event {
             time: Nanos(n as u64),
             thread: RECORDER,

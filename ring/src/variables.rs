@@ -36,6 +36,10 @@ variables! {
     JOB_BEGAN = c"GPUTRACE_JOB_BEGAN",
     /// Overwrites a trace of the same name if set to anything but `0`.
     FORCE = c"GPUTRACE_FORCE",
+    /// A length of time (`30m`): at least the last so long of the recording is kept, and what is older is removed.
+    KEEP = c"GPUTRACE_KEEP",
+    /// Bytes: the recording takes at most so many on the disk, and the oldest part is removed.
+    MAX_SIZE = c"GPUTRACE_MAX_SIZE",
     /// `0` or `off`: nothing is said of requests that fail for want of memory.
     OOM = c"GPUTRACE_OOM",
     /// Seconds of silence after which the stacks of a rank of a job are read into the trace; 60 by default, 0 never.

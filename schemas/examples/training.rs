@@ -94,6 +94,7 @@ impl Job {
                 began: 90,
                 command: strings(&["torchrun", "train_lm.py"]),
             }],
+            ..Process::default()
         });
         self.writer.device(&Device {
             ordinal: 0,

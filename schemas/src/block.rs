@@ -26,11 +26,12 @@ pub(crate) enum Kind {
     Events = 2,
     Mappings = 3,
     Index = 4,
+    Held = 5,
 }
 
 impl Kind {
     pub(crate) fn from_u8(raw: u8) -> Option<Kind> {
-        [Kind::Definitions, Kind::Events, Kind::Mappings, Kind::Index]
+        [Kind::Definitions, Kind::Events, Kind::Mappings, Kind::Index, Kind::Held]
             .into_iter()
             .find(|kind| *kind as u8 == raw)
     }

@@ -180,6 +180,9 @@ fn build_process<'a>(
         ),
         began: Field::U64(process.began),
         ancestors,
+        segment: Field::U32(process.segment),
+        since: Field::U64(process.since.0),
+        after_gap: Field::U32(process.after_gap.into()),
     };
     nested(fields.build(to))
 }
@@ -693,6 +696,9 @@ fn read_process(table: &tables::Process<'_>, texts: &mut Texts<'_>) -> Result<Pr
         },
         began: table.began().unwrap_or_default(),
         ancestors,
+        segment: table.segment().unwrap_or_default(),
+        since: Nanos(table.since().unwrap_or_default()),
+        after_gap: table.after_gap().unwrap_or_default() != 0,
     })
 }
 

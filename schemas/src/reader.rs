@@ -36,10 +36,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 mod follow;
 mod open;
 mod scan;
+mod segments;
 
 pub use follow::{Follower, Grown};
 pub use open::open_regular;
 use scan::{patience, scan};
+use segments::Segment;
+pub use segments::{base_of, older_segments, segment_name};
 
 /// Why a file cannot be read as a trace.
 #[derive(Debug, thiserror::Error)]
@@ -143,6 +146,8 @@ pub struct Trace {
     events: Vec<Block>,
     mappings: Vec<Block>,
     damages: Mutex<Vec<Damage>>,
+    /// The files that it was joined of, oldest first; none for a trace in one file.
+    segments: Vec<Segment>,
 }
 
 impl fmt::Debug for Trace {
@@ -210,29 +215,30 @@ impl Block {
 }
 
 impl Trace {
-    /// Opens a file.
+    /// Opens a file; of a bounded recording, all segments that are left, whichever of them is named.
     ///
     /// # Errors
     /// It cannot be read, is no trace, or one of another version. Damage is no error.
     pub fn open(path: impl AsRef<Path>) -> Result<Trace, Error> {
-        let path = path.as_ref();
-        let name = path.display().to_string();
-        let file = open_regular(path).map_err(|source| Error::Io { file: name.clone(), source })?;
-        Trace::read(file, &name)
+        Trace::open_by(path.as_ref(), &|path: &Path| open_regular(path))
     }
 
-    /// Opens the first `length` bytes of a file that may still be growing.
+    /// Opens the first `length` bytes of a file that may still be growing, and the segments before it.
     ///
     /// # Errors
     /// As [`Trace::open`].
     pub fn open_prefix(path: impl AsRef<Path>, length: u64) -> Result<Trace, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let file = open_regular(path).map_err(|source| Error::Io { file: name.clone(), source })?;
-        Trace::read(Prefix { file, length, at: 0 }, &name)
+        let io = |source| Error::Io { file: name.clone(), source };
+        let file = open_regular(path).map_err(io)?;
+        // A segment that has just begun in its place may be shorter.
+        let length = file.metadata().map_err(io)?.len().min(length);
+        let newest = Trace::read(Prefix { file, length, at: 0 }, &name)?;
+        Ok(newest.with_older(path, &|path: &Path| open_regular(path)))
     }
 
-    /// Opens anything that can be read; `name` is what errors call it.
+    /// Opens anything that can be read, as one file; `name` is what errors call it.
     ///
     /// # Errors
     /// As [`Trace::open`].
@@ -262,23 +268,28 @@ impl Trace {
             events: Vec::new(),
             mappings: Vec::new(),
             damages: Mutex::new(damages),
+            segments: Vec::new(),
         };
         for block in &blocks {
             match Kind::from_u8(block.kind) {
                 Some(Kind::Definitions) => {
                     trace.payload(block, |payload, _| definitions.read(payload));
                 }
-                Some(Kind::Events) => trace.events.push(*block),
+                Some(Kind::Events | Kind::Held) => trace.events.push(*block),
                 Some(Kind::Mappings) => trace.mappings.push(*block),
                 Some(Kind::Index) => {}
                 None => trace.damage(block, 0, format!("a block of the unknown kind {}", block.kind), NEWER),
             }
         }
         trace.blocks = blocks;
-        trace.events.sort_by_key(|block| (block.first, block.offset));
+        trace.sort_events();
         trace.process = definitions.process.clone().unwrap_or_default();
         trace.definitions = definitions;
         Ok(trace)
+    }
+
+    fn sort_events(&mut self) {
+        self.events.sort_by_key(|block| (block.first, block.offset));
     }
 
     /// The trace has its end: the recorder finished it.
@@ -451,7 +462,7 @@ impl Trace {
     }
 
     fn damage(&self, block: &Block, bytes: u64, what: String, remedy: &'static str) {
-        let damage = Damage { offset: block.offset, bytes, what, remedy };
+        let damage = self.in_its_file(Damage { offset: block.offset, bytes, what, remedy });
         let mut damages = self.lock_damages();
         if !damages.contains(&damage) {
             damages.push(damage);
@@ -754,7 +765,7 @@ impl Input {
         read.map_err(|error| error.to_string())?;
         let header =
             Header::decode(&header).map_err(|why| format!("the block header is unreadable ({why:?})"))?;
-        let is_events = header.kind == Kind::Events as u8;
+        let is_events = [Kind::Events as u8, Kind::Held as u8].contains(&header.kind);
         if header.kind != block.kind || (is_events && header.count != block.count) {
             return Err("the block is not the one that the index names".to_owned());
         }

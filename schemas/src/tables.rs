@@ -193,6 +193,9 @@ tables! {
         torch_version: u32,
         began: u64,
         ancestors: Nested<Ancestors<'a>>,
+        segment: u32,
+        since: u64,
+        after_gap: u32,
     }
     Modules, ModulesFields {
         ids: Column<'a, u32>,

@@ -73,7 +73,37 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// The compressor's.
     pub fn append(trace: &Trace, sink: W) -> io::Result<Writer<W>> {
-        Writer::behind(sink, trace.blocks_end(), trace.blocks().to_vec(), trace.n_events())
+        // Without what was held before: the file's end counts what happened since.
+        let events = trace.blocks().iter().filter(|block| block.kind == Kind::Events as u8);
+        let n_events = events.map(|block| u64::from(block.count)).sum();
+        Writer::behind(sink, trace.blocks_end(), trace.blocks().to_vec(), n_events)
+    }
+
+    /// Writes what is left of a bounded recording as one file, which may go on.
+    ///
+    /// # Errors
+    /// The sink's.
+    pub fn copy(trace: &Trace, sink: W) -> io::Result<Writer<W>> {
+        let mut writer = Writer::new(sink)?;
+        writer.process(&Process { segment: 0, ..trace.process().clone() });
+        (0..).map(ModuleId).zip(trace.modules()).for_each(|(id, module)| writer.module(id, module));
+        (0..).map(FrameId).zip(trace.frames()).for_each(|(id, frame)| writer.frame(id, frame));
+        let stacks = (0..).map(StackId).zip(trace.stacks()).skip(1);
+        stacks.for_each(|(id, stack)| writer.stack(id, stack));
+        (0..).map(ThreadId).zip(trace.threads()).for_each(|(id, thread)| writer.thread(id, thread));
+        trace.devices().iter().for_each(|device| writer.device(device));
+        (0..).map(ApiId).zip(trace.apis()).for_each(|(id, api)| writer.api(id, api));
+        (0..).map(TextId).zip(trace.texts()).skip(1).for_each(|(id, text)| writer.text(id, text));
+        let communicators = (0..).map(CommId).zip(trace.communicators()).skip(1);
+        communicators.for_each(|(id, communicator)| writer.communicator(id, communicator));
+        for mappings in trace.mappings() {
+            writer.mappings(&mappings)?;
+        }
+        let mut events = trace.events();
+        while let Some(event) = events.lend() {
+            writer.event(event)?;
+        }
+        Ok(writer)
     }
 
     fn behind(sink: W, position: u64, blocks: Vec<Block>, n_events: u64) -> io::Result<Writer<W>> {
@@ -162,6 +192,31 @@ impl<W: Write> Writer<W> {
         if self.events.len() >= EVENTS_PER_BLOCK || self.note_bytes >= BYTES_PER_BLOCK {
             return self.flush();
         }
+        Ok(())
+    }
+
+    /// What is held when a segment begins: events of the time before it, in the order of their times. A reader of several segments
+    /// skips them in all but the first. Definitions that they need are written before them.
+    ///
+    /// # Errors
+    /// The sink's. Nothing is counted as dropped then: a segment that cannot be begun is not begun.
+    pub fn held<'a>(&mut self, events: impl IntoIterator<Item = &'a Event>) -> io::Result<()> {
+        self.write_definitions()?;
+        let mut rows = EventRows::default();
+        for event in events {
+            rows.push(event);
+            if rows.len() >= EVENTS_PER_BLOCK {
+                self.write_held(&mut rows)?;
+            }
+        }
+        if rows.len() > 0 { self.write_held(&mut rows) } else { Ok(()) }
+    }
+
+    fn write_held(&mut self, rows: &mut EventRows) -> io::Result<()> {
+        self.builder.reset();
+        rows.build(&mut self.builder);
+        self.write_block(Kind::Held, rows.len(), rows.span())?;
+        rows.clear();
         Ok(())
     }
 

@@ -128,3 +128,38 @@ fn a_finished_trace_is_followed_to_the_same_events() {
     assert_eq!((followed.process(), followed.stacks()), (trace.process(), trace.stacks()));
     assert_eq!((followed.frames(), followed.threads()), (trace.frames(), trace.threads()));
 }
+
+/// A segment of a bounded recording: `held`, then `own`.
+fn segment(path: &Path, number: u32, since: u64, held: &[u64], own: &[u64]) -> Writer<File> {
+    let mut writer = Writer::new(File::create(path).unwrap()).unwrap();
+    writer.process(&Process { pid: 42, segment: number, since: Nanos(since), ..Process::default() });
+    writer.flush().unwrap();
+    let held: Vec<Event> = held.iter().map(|n| note(*n)).collect();
+    writer.held(&held).unwrap();
+    own.iter().for_each(|n| writer.event(&note(*n)).unwrap());
+    writer.flush().unwrap();
+    writer
+}
+
+#[test]
+fn a_recording_that_goes_on_in_another_file_is_followed_there_and_nothing_is_read_twice() {
+    let file = Scratch::new("segments");
+    let (next, older) = (file.0.with_extension("next"), gputrace_schemas::reader::segment_name(&file.0, 1));
+    let mut first = segment(&file.0, 1, 0, &[], &[1, 2, 3]);
+    let mut follower = Follower::open(&file.0).unwrap();
+    assert_eq!(read(&mut follower, 64).0, [1, 2, 3]);
+    first.event(&note(4)).unwrap();
+    first.flush().unwrap();
+    segment(&next, 2, 4, &[2, 4], &[5]);
+    fs::hard_link(&file.0, &older).unwrap();
+    fs::rename(&next, &file.0).unwrap();
+    assert_eq!(read(&mut follower, 64).0, [4, 5]);
+    // Who begins now sees what is held; who opens both sees everything once.
+    assert_eq!(read(&mut Follower::open(&file.0).unwrap(), 64).0, [2, 4, 5]);
+    let both = |path: &Path| times(&Trace::open(path).unwrap().events().collect::<Vec<_>>());
+    assert_eq!((both(&file.0), both(&older)), (vec![1, 2, 3, 4, 5], vec![1, 2, 3, 4, 5]));
+    // Without the older one the trace begins with what was held.
+    fs::remove_file(older).unwrap();
+    assert_eq!(both(&file.0), [2, 4, 5]);
+    assert_eq!(Trace::open(&file.0).unwrap().since(), Some(Nanos(4)));
+}

@@ -269,6 +269,9 @@ fn story(seed: u64, n_events: u64) -> Story {
                 random.maybe(text)
             },
             began: random.wild(),
+            segment: random.wild() as u32,
+            since: Nanos(random.wild()),
+            after_gap: random.wild().is_multiple_of(2),
             ancestors: (0..random.below(3))
                 .map(|_| Ancestor {
                     pid: random.wild() as u32,

@@ -6,7 +6,7 @@ use super::sources;
 /// there. Everything else opens by `recorder/src/opened.rs` or `schemas/src/reader/open.rs`, because a path below `/tmp` or `/dev/shm`,
 /// of `/proc/PID` or in another user's folder may lead to another file than the one that was looked at; and writes by
 /// `recorder/src/output_file.rs`, which looks at what has the name first.
-const FILES: [(&str, usize, Writes, &str); 35] = [
+const FILES: [(&str, usize, Writes, &str); 36] = [
     ("recorder/src/fuzzing.rs", 4, Writes::No, "the fuzzer's own file"),
     (
         "recorder/src/inject/mod.rs",
@@ -35,6 +35,12 @@ const FILES: [(&str, usize, Writes, &str); 35] = [
     ("recorder/src/process.rs", 7, Writes::No, "texts of the kernel's in /proc and /proc/self"),
     ("recorder/src/python_stacks.rs", 1, Writes::No, "/proc/PID/mem, which belongs to the kernel"),
     ("recorder/src/record.rs", 1, Writes::No, "/proc/self"),
+    (
+        "recorder/src/segments.rs",
+        0,
+        Writes::Yes,
+        "gives the recorder's own files, which output_file.rs made, other names beside the first",
+    ),
     (
         "recorder/src/witness.rs",
         4,

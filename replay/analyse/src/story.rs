@@ -151,6 +151,12 @@ impl Story {
         Nanos(time.0.saturating_sub(self.start().0))
     }
 
+    /// From when on there is every event, where older segments of a bounded recording were removed.
+    #[must_use]
+    pub fn since(&self) -> Option<Nanos> {
+        Some(self.process.since).filter(|since| since.0 > 0)
+    }
+
     /// What a snapshot does not hold, by device; empty where everything is from its beginning.
     #[must_use]
     pub fn before(&self) -> Vec<Before> {

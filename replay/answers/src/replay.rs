@@ -11,7 +11,7 @@ use super::whatif::{Bench, Machine, Simulated, named, self_check, self_check_jso
 use gputrace_analyse::reactions::Reaction;
 use gputrace_report::model::{Mood, Part, Section, Table, Value};
 use gputrace_report::sections::gap;
-use gputrace_trace::import::Trace;
+use gputrace_trace::import::{LEFT, Trace};
 
 /// Replays every device of a trace through each of `policies` (`NAME` or `NAME:OPTIONS`), or as it was recorded.
 ///
@@ -37,7 +37,10 @@ pub fn replay(path: &str, trace: &Trace, machine: Machine, policies: &[String]) 
             outcomes.first().map(|(simulated, found)| gap_section(stream.device, &simulated.question, found)),
         );
     }
-    let json = json!({"schema": "gputrace.replay/1", "trace": path, "outcomes": json});
+    let mut json = json!({"schema": "gputrace.replay/1", "trace": path, "outcomes": json});
+    if let Some(left) = trace.notes.iter().find(|note| note.starts_with(LEFT)) {
+        json["left"] = left.as_str().into();
+    }
     Ok(Reply { part: Part { title: path.to_owned(), sections, ..Part::default() }, json })
 }
 

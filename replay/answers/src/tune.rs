@@ -13,7 +13,7 @@ use super::Reply;
 use super::whatif::{Bench, Machine, Simulated, warnings_json};
 use gputrace_analyse::reactions::Reaction;
 use gputrace_report::model::{Mood, Part, Section, Table, Value};
-use gputrace_trace::import::{ATTACHED, Trace};
+use gputrace_trace::import::{ATTACHED, LEFT, Trace};
 use gputrace_trace::words::release;
 
 pub mod job;
@@ -84,8 +84,8 @@ struct Advice {
 impl Advice {
     fn of_trace(trace: &Trace, machine: Machine) -> Result<Advice, String> {
         let mut advice = Advice::of(busiest(trace)?, machine)?;
-        let since = trace.notes.iter().find(|note| *note == ATTACHED);
-        let doubts: Vec<String> = since.cloned().into_iter().chain(advice.doubt).collect();
+        let since = trace.notes.iter().filter(|note| *note == ATTACHED || note.starts_with(LEFT));
+        let doubts: Vec<String> = since.cloned().chain(advice.doubt).collect();
         advice.doubt = (!doubts.is_empty()).then(|| doubts.join("; "));
         Ok(advice)
     }

@@ -1,8 +1,8 @@
-//! What a snapshot does not hold, which stands before all that it does.
+//! What a snapshot or a bounded recording does not hold, which stands before all that it does.
 
 use gputrace_schemas::event::Bytes;
 
-use crate::model::{Mood, Section};
+use crate::model::{Mood, Section, Value};
 use gputrace_analyse::story::Story;
 use gputrace_trace::ledger::Held;
 use gputrace_trace::words::{bytes, count};
@@ -15,13 +15,25 @@ pub const RECORD: &str =
 /// The line that writes it.
 pub const DUMP: &str = "torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")  # where you want to know";
 
-/// The first line of a report on a snapshot whose history does not begin with the program.
+/// The first lines of a report on what does not begin with the program: a snapshot, or what is left of a bounded recording.
 #[must_use]
 pub fn section(story: &Story) -> Option<Section> {
+    if let Some(since) = story.since() {
+        return Some(
+            Section::new(NAME, "What is left of this recording")
+                .fact("since_ns", "every event since", Value::Time(story.since_start(since)))
+                .fact("segment", "first segment", Value::Count(story.process.segment.into()))
+                .line(Mood::Note, LEFT),
+        );
+    }
     let what = in_words(story)?;
     let section = Section::new(NAME, "What this snapshot holds").line(Mood::Warning, what);
     Some(section.line(Mood::Command, RECORD).line(Mood::Command, DUMP))
 }
+
+/// What is to be known of a recording whose beginning was removed.
+const LEFT: &str = "older segments were removed (--keep, --max-size): of the time before there is what was still held then, with its own times and \
+     stacks; peaks, counts and rates are of the time since";
 
 /// The same in a sentence.
 #[must_use]

@@ -38,14 +38,12 @@ pub fn open(name: &Path) -> io::Result<File> {
     reader::open_regular(here(name)?)
 }
 
-/// Opens a trace of gputrace's own.
+/// Opens a trace of gputrace's own: of a bounded recording, all that is left of it.
 ///
 /// # Errors
 /// It cannot be read, or is not one. Damage is not an error.
 pub fn trace(name: &Path) -> Result<Trace, reader::Error> {
-    let shown = name.display().to_string();
-    let file = open(name).map_err(|source| reader::Error::Io { file: shown.clone(), source })?;
-    Trace::read(file, &shown)
+    Trace::open_by(name, &open)
 }
 
 #[cfg(test)]

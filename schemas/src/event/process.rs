@@ -36,6 +36,26 @@ pub struct Process {
     pub began: u64,
     /// Those of its ancestors that were recorded too or could have been, its parent first. Fewer where one had ended.
     pub ancestors: Vec<Ancestor>,
+    /// Number of the first segment that is left of a bounded recording, from 1; 0 for a recording in one file.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub segment: u32,
+    /// `CLOCK_MONOTONIC` from which on the trace has every event: older segments of a bounded recording were removed. Of the time
+    /// before, it has the events that explain what was held at this moment. 0: nothing was removed.
+    #[serde(default, skip_serializing_if = "is_never")]
+    pub since: Nanos,
+    /// Events between the segment before and this one could not be written: what is older is no part of the trace.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub after_gap: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_never(time: &Nanos) -> bool {
+    time.0 == 0
 }
 
 /// A process that the traced one descends from. It may have no trace of its own: launchers use no GPU.

@@ -46,6 +46,9 @@ pub struct Trace {
 /// One of [`Trace::notes`], where somebody attached to a process that ran already.
 pub const ATTACHED: &str = "attached to a process that ran already: what came and went before is not known";
 
+/// What one of [`Trace::notes`] begins with, where older segments of a bounded recording were removed.
+pub const LEFT: &str = "every event is there since ";
+
 /// Where the requests of a trace are had, once they are needed.
 pub trait Requests {
     /// What the devices were asked: read once, and kept.

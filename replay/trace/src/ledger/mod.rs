@@ -19,6 +19,7 @@ mod loops;
 mod phases;
 mod pjrt;
 pub mod pools;
+mod since;
 mod sites;
 mod torch;
 mod training;
@@ -105,6 +106,9 @@ pub struct Ledger {
     is_by_torch: bool,
     /// Number of events.
     pub n_events: u64,
+    /// From when on the trace has every event; 0 from its beginning. Counts begin there (`since.rs`).
+    pub since: Nanos,
+    counts_anew: bool,
     /// Time of the first event.
     pub first: Option<Nanos>,
     /// Time of the last event.
@@ -290,7 +294,7 @@ impl Ledger {
     pub fn event(&mut self, definitions: &dyn Definitions, event: &Event) {
         self.torch.steps.list.clear();
         self.ran_out = None;
-        self.n_events += 1;
+        self.count_event(definitions, event.time);
         self.first.get_or_insert(event.time);
         self.last = self.last.max(event.time);
         match &event.kind {
@@ -302,14 +306,14 @@ impl Ledger {
                 let place = (origin.site, self.phases.now(event.thread));
                 torch.alloc(event, block, place, &mut found);
                 self.counts.block(block.bytes);
-                self.finder.memory(definitions, event, block.device, Some(origin.site));
+                self.found_memory(definitions, event, block.device, Some(origin.site));
                 let physical = self.devices.get(&block.device).map(|device| &device.physical);
                 if physical.is_some_and(|books| books.now().bytes == books.peak()) {
                     self.torch_at_peak(block.device);
                 }
             }
             EventKind::BlockFree(block) => {
-                self.finder.memory(definitions, event, block.device, None);
+                self.found_memory(definitions, event, block.device, None);
                 let Ledger { findings, torch, .. } = self;
                 let mut found = |finding| findings.add(finding, event.time, event.thread, event.stack);
                 torch.free(event, block, &mut found);
@@ -331,7 +335,7 @@ impl Ledger {
             EventKind::Sample(sample) => self.sample(event.time, sample),
             EventKind::Mark(mark) => {
                 self.phases.mark(definitions, event, mark);
-                self.finder.mark(definitions, event, mark);
+                self.found_mark(definitions, event, mark);
             }
             EventKind::NcclEnter(enter) => {
                 let origin = self.sites.origin(definitions, event.stack, event.thread);
@@ -415,12 +419,6 @@ impl Ledger {
     /// Calls by function.
     pub fn calls(&self) -> impl Iterator<Item = (NameId, &CallCounts)> {
         self.counts.calls()
-    }
-
-    /// Calls and sizes are counted from here on; the books stay.
-    pub fn count_anew(&mut self) {
-        self.counts = Counts::default();
-        self.n_events = 0;
     }
 
     /// Sizes of PyTorch's blocks.
@@ -576,9 +574,9 @@ impl Ledger {
             }),
             Some(0) => {
                 if call.action.gives() {
-                    self.finder.memory(definitions, event, call.device, Some(origin.site));
+                    self.found_memory(definitions, event, call.device, Some(origin.site));
                 } else if call.action.takes() {
-                    self.finder.memory(definitions, event, call.device, None);
+                    self.found_memory(definitions, event, call.device, None);
                 }
                 let origin = Origin { phase: self.phases.now(event.thread), ..origin };
                 self.booked(definitions, event, call, origin);

@@ -9,12 +9,12 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args, ValueEnum};
-use gputrace_recorder::{Job, Overwrite, variable, variables};
+use gputrace_recorder::{Job, Overwrite, segments, variable, variables};
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 
 use super::parts::live::alert::Alert;
-use super::upload::sending::Sending;
+use super::upload::sending::{Grows, Sending};
 use super::{Verb, alarm, upload, witness};
 use crate::elf::{self, Elf};
 use crate::show::{complain, shown};
@@ -41,6 +41,7 @@ const NOT_FOUND: u8 = 127;
 Examples:
   gputrace record -- python train.py
   gputrace record -o 'job/%h.r%r.gtr' -- torchrun --nproc-per-node 8 train.py
+  gputrace record --keep 30m --max-size 2GiB -o server.gtr -- python serve.py
   gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py
 
 Exit status: the program's own; 125 if it cannot be traced (and is not started), 126 if it cannot be run, 127 if it is not found.
@@ -66,6 +67,12 @@ pub(super) struct RecordArgs {
     /// Measure how long the GPU works for each call into NCCL: two events around each, none inside graphs
     #[arg(long)]
     nccl_timing: bool,
+    /// Keep at least the last 90s, 30m, 12h or 7d of a recording that goes on and on, and remove what is older; see docs/KEEP.md
+    #[arg(long, value_name = "TIME", value_parser = kept_time)]
+    keep: Option<String>,
+    /// Keep a recording within so many bytes on the disk, for each process, and remove the oldest: 512M, 2GiB
+    #[arg(long, value_name = "BYTES", value_parser = kept_bytes)]
+    max_size: Option<u64>,
     /// Read the Python stacks of a process of a job of several ranks into its trace when it has been silent for so many seconds; 0 never [default: 60]
     #[arg(long, value_name = "SECONDS")]
     hang_after: Option<u64>,
@@ -163,7 +170,7 @@ fn start(args: &RecordArgs, began: &str, mut command: Command, program: &OsStr) 
     let program = shown(Path::new(program));
     if let Some(url) = &args.upload {
         // What is sent at the end is sent before the job's container or step ends with this process.
-        let sending = Sending::start(url, args.force, began);
+        let sending = Sending::start(url, args.force, began, grows(args));
         let result = launch::run(command, |pid, gives_up| {
             let traces = closing::wait_and_say(&job, pid, (!args.quiet).then_some(&program));
             sending.finish(&traces, gives_up);
@@ -226,6 +233,12 @@ fn prepare(
     if let Some(seconds) = args.hang_after {
         set(variables::HANG_AFTER, seconds.to_string().as_ref());
     }
+    if let Some(time) = &args.keep {
+        set(variables::KEEP, time.as_ref());
+    }
+    if let Some(bytes) = args.max_size {
+        set(variables::MAX_SIZE, bytes.to_string().as_ref());
+    }
     if args.no_oom_report {
         set(variables::OOM, "0".as_ref());
     }
@@ -233,6 +246,30 @@ fn prepare(
         set(variables::RING_BYTES, bytes.to_string().as_ref());
     }
     Ok(command)
+}
+
+/// Whether recordings are kept within bounds, as the recorder finds it in its environment.
+fn grows(args: &RecordArgs) -> Grows {
+    let is_set = |name| std::env::var_os(variable(name)).is_some_and(|value| !value.is_empty());
+    let is_bounded = args.keep.is_some()
+        || args.max_size.is_some()
+        || is_set(variables::KEEP)
+        || is_set(variables::MAX_SIZE);
+    if is_bounded { Grows::InSegments } else { Grows::InOneFile }
+}
+
+/// A length of time that the recorder understands.
+fn kept_time(text: &str) -> Result<String, String> {
+    segments::parse_time(text).map(|_| text.to_owned())
+}
+
+/// Bytes that leave room for a recording.
+fn kept_bytes(text: &str) -> Result<u64, String> {
+    let bytes = bytes::parse(text)?;
+    if bytes < segments::LEAST_SIZE {
+        return Err(format!("{bytes} bytes are too few for a recording; the least is 1MiB"));
+    }
+    Ok(bytes)
 }
 
 /// Refuses names of traces that would leave the run without one.

@@ -142,7 +142,9 @@ pub(super) fn understood_and(
 pub(super) fn part(story: &Story, verdict: &Verdict, wanted: Shown) -> Part {
     let mut part = report::part(story, of_report(story, wanted));
     // The verdict says it first.
-    part.sections.retain(|section| section.name != history::NAME);
+    if story.since().is_none() {
+        part.sections.retain(|section| section.name != history::NAME);
+    }
     Part { verdict: Some(verdict.clone()), ..part }
 }
 

@@ -29,7 +29,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gputrace_schemas::event::{
-    Action, BlockAlloc, BlockOom, Call, Event, EventKind, Frame as TraceFrame, Mapping, Mappings,
+    Action, BlockAlloc, BlockOom, Call, Event, EventKind, Frame as TraceFrame, Mapping, Mappings, Nanos,
     StackId as TraceStackId, ThreadId, Wait, WaitAction,
 };
 use gputrace_schemas::reader;
@@ -45,10 +45,11 @@ use self::stacks::StackTable;
 use self::surroundings::without;
 use self::survey::{Survey, is_failed, plausible_bytes};
 use super::others::Bystanders;
-use super::{ImportError, LARGEST_SUM, Trace};
+use super::{ImportError, LARGEST_SUM, LEFT, Trace};
 use crate::files;
 use crate::ledger::{Ledger, MemoryKind, Object, Step, Watch};
 use crate::owners;
+use crate::words::time;
 use crate::{Definitions, Recording};
 
 /// Most devices of one process.
@@ -82,6 +83,12 @@ pub(crate) fn with_notes(
     let mut notes = Vec::new();
     if is_cut {
         notes.push("it has no end: its recorder was killed, or is still writing".to_owned());
+    }
+    if let Some(since) = trace.since() {
+        let since = time(Nanos(since.0.saturating_sub(trace.process().start.0)));
+        notes.push(format!(
+            "{LEFT}{since}: older segments were removed (--keep, --max-size), and what was held then stands for them"
+        ));
     }
     notes.extend(trace.damages().iter().map(ToString::to_string));
     if !trace.damages().is_empty() {

@@ -32,7 +32,7 @@ enum End {
     /// Not known yet.
     Open,
     /// Its recorder said so.
-    Said { n_events: u64, n_lost: u64, error: Option<String> },
+    Said { n_events: u64, n_lost: u64, bytes: u64, error: Option<String> },
     /// Its process runs on.
     Runs,
     /// Its recorder said nothing, and is gone.
@@ -114,10 +114,10 @@ fn heard(told: &[Told]) -> Outcome {
             Told::Began { pid, trace: path, ring, instead_of } => {
                 outcome.made.push(Made { pid, path, ring, instead_of, end: End::Open });
             }
-            Told::Ended { trace, n_events, n_lost, error, .. } => {
+            Told::Ended { trace, n_events, n_lost, bytes, error, .. } => {
                 let made = outcome.made.iter_mut().find(|made| made.path == trace);
                 if let Some(made) = made {
-                    made.end = End::Said { n_events, n_lost, error };
+                    made.end = End::Said { n_events, n_lost, bytes, error };
                 }
             }
             Told::Failed { why } => {
@@ -168,7 +168,12 @@ fn lines(outcome: &Outcome, program: &str) -> Vec<String> {
 /// `train.gtr: 1.20 MiB, 10,411 events, none lost; next: gputrace report train.gtr`
 fn traces(made: &[Made]) -> String {
     let paths: Vec<PathBuf> = made.iter().map(|made| relative(&made.path)).collect();
-    let size = made.iter().filter_map(|made| std::fs::metadata(&made.path).ok()).map(|data| data.len()).sum();
+    // A bounded recording has more than one file.
+    let size = |made: &Made| match &made.end {
+        End::Said { bytes, .. } => Some(*bytes),
+        End::Open | End::Runs | End::Silent => Some(std::fs::metadata(&made.path).ok()?.len()),
+    };
+    let size = made.iter().filter_map(size).sum();
     let (mut n_events, mut n_lost, mut n_running, mut n_silent) = (0_u64, 0_u64, 0_usize, 0_usize);
     for made in made {
         match &made.end {

@@ -3,7 +3,7 @@
 //! It runs at the lowest priority, and nobody waits for it before the program has ended: a store that is slow or gone costs the job
 //! nothing, and what was not sent stays here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +14,7 @@ use std::time::Duration;
 use gputrace_objects::Upload;
 use gputrace_recorder::{Job, Told};
 use gputrace_replay::trace::words::quote;
+use gputrace_schemas::reader::older_segments;
 
 use super::{begun, destination};
 use crate::objects;
@@ -31,18 +32,35 @@ pub(crate) struct Sending {
     url: PathBuf,
     force: bool,
     is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<BTreeMap<PathBuf, Upload>>>,
+    thread: Option<JoinHandle<Sent>>,
+}
+
+/// What is on its way, and what has arrived.
+#[derive(Default)]
+struct Sent {
+    begun: BTreeMap<PathBuf, Upload>,
+    /// Segments of bounded recordings, which are sent whole.
+    segments: BTreeSet<PathBuf>,
+}
+
+/// How a recording grows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Grows {
+    /// In one file.
+    InOneFile,
+    /// In segments (`--keep`, `--max-size`): another file gets its name again and again.
+    InSegments,
 }
 
 impl Sending {
     /// Begins to send what the recorders of a job write.
-    pub(crate) fn start(url: &Path, force: bool, began: &str) -> Sending {
+    pub(crate) fn start(url: &Path, force: bool, began: &str, grows: Grows) -> Sending {
         let is_over = Arc::new(AtomicBool::new(false));
         let (to, began, over) = (url.to_owned(), began.to_owned(), is_over.clone());
         let send = move || {
             // This thread alone (sched(7): threads have nice values of their own on Linux).
             let _ = rustix::process::nice(19);
-            while_it_runs(&to, force, &began, &over)
+            while_it_runs(&to, force, &began, &over, grows)
         };
         let thread = std::thread::Builder::new().name("upload".into()).spawn(send).ok();
         Sending { url: url.to_owned(), force, is_over, thread }
@@ -55,8 +73,14 @@ impl Sending {
         let sent = Arc::new(Mutex::new(Vec::<PathBuf>::new()));
         let (done, to, url, force) = (sent.clone(), traces.to_vec(), self.url.clone(), self.force);
         let rest = move || {
-            let mut begun = thread.and_then(|thread| thread.join().ok()).unwrap_or_default();
+            let Sent { mut begun, segments } =
+                thread.and_then(|thread| thread.join().ok()).unwrap_or_default();
             for trace in to {
+                let older = older_segments(&trace).into_iter().map(|(_, segment)| segment);
+                let missing = older.filter(|segment| !segments.contains(segment));
+                for error in missing.filter_map(|segment| rest_of(&segment, &url, force, None).err()) {
+                    complain!("{error:#}");
+                }
                 match rest_of(&trace, &url, force, begun.remove(&trace)) {
                     Ok(object) => {
                         complain!("{} is {}", shown(&trace), shown(&object));
@@ -104,11 +128,16 @@ fn begin(trace: &Path, object: &Path, force: bool) -> anyhow::Result<Upload> {
 }
 
 /// Sends whole parts of what has been written, until the program has ended. What it cannot do now is tried later.
-fn while_it_runs(url: &Path, force: bool, began: &str, over: &AtomicBool) -> BTreeMap<PathBuf, Upload> {
-    let mut begun = BTreeMap::new();
+fn while_it_runs(url: &Path, force: bool, began: &str, over: &AtomicBool, grows: Grows) -> Sent {
+    let mut sent = Sent::default();
     while !over.load(Ordering::Relaxed) {
         std::thread::sleep(STEP);
         for trace in written(began) {
+            if grows == Grows::InSegments {
+                send_segments(&trace, url, force, &mut sent.segments, over);
+                continue;
+            }
+            let begun = &mut sent.begun;
             let Ok(bytes) = std::fs::metadata(&trace).map(|data| data.len()) else { continue };
             if bytes < LEAST || over.load(Ordering::Relaxed) {
                 continue;
@@ -117,17 +146,38 @@ fn while_it_runs(url: &Path, force: bool, began: &str, over: &AtomicBool) -> BTr
                 Some(upload) => Ok(upload),
                 None => begin(&trace, &destination(url, &trace, usize::MAX), force),
             };
-            let sent = upload.and_then(|mut upload| {
+            let advanced = upload.and_then(|mut upload| {
                 let advanced = upload.advance(bytes);
                 begun.insert(trace, upload);
                 Ok(advanced?)
             });
-            if sent.is_err() {
+            if advanced.is_err() {
                 pause(AGAIN, over);
             }
         }
     }
-    begun
+    sent
+}
+
+/// Sends segments that have their end. The newest of the older ones may be about to get it.
+fn send_segments(trace: &Path, url: &Path, force: bool, sent: &mut BTreeSet<PathBuf>, over: &AtomicBool) {
+    let mut older = older_segments(trace);
+    older.pop();
+    for (_, segment) in older {
+        if over.load(Ordering::Relaxed) {
+            return;
+        }
+        if sent.contains(&segment) {
+            continue;
+        }
+        let is_there = segment.exists();
+        match rest_of(&segment, url, force, None) {
+            Ok(_) => drop(sent.insert(segment)),
+            // The recorder has removed it meanwhile.
+            Err(_) if !is_there || !segment.exists() => {}
+            Err(_) => return pause(AGAIN, over),
+        }
+    }
 }
 
 fn written(began: &str) -> Vec<PathBuf> {

@@ -47,6 +47,14 @@ struct Followed {
     ended: u32,
 }
 
+impl Followed {
+    /// A bounded recording goes on in other files under its name.
+    fn is_of(&self, place: &Place) -> bool {
+        let is_bounded = self.live.trace().process().segment > 0 && !self.live.has_ended();
+        self.place.key == place.key || (is_bounded && self.place.shown == place.shown)
+    }
+}
+
 impl Scene {
     /// Follows what `which` names from now on. With `drivers`, NVML is asked for the machine's GPUs too.
     pub(crate) fn new(which: Which, drivers: Drivers) -> Scene {
@@ -86,9 +94,11 @@ impl Scene {
     fn look(&mut self) {
         let found = self.which.find();
         for place in found {
-            let known = self.processes.iter_mut().find(|followed| followed.place.key == place.key);
+            let known = self.processes.iter_mut().find(|followed| followed.is_of(&place));
             if let Some(followed) = known {
+                let key = followed.place.key;
                 followed.place = place;
+                followed.place.key = key;
                 continue;
             }
             match Live::open(&place.open) {
