@@ -19,6 +19,7 @@ mod card;
 mod daemon;
 mod decode;
 mod drain;
+mod foreign;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -51,7 +52,7 @@ mod process;
 #[cfg(target_arch = "x86_64")]
 mod ptrace;
 pub mod python_lines;
-pub mod python_stacks;
+mod python_stacks;
 mod record;
 mod room;
 mod standstill;
@@ -59,8 +60,13 @@ mod steering;
 mod symbol_files;
 pub mod symbolise;
 mod symbols;
+#[cfg(target_arch = "x86_64")]
+mod thread_copy;
+pub mod thread_stacks;
 mod ticks;
 mod translate;
+#[cfg(target_arch = "x86_64")]
+mod unwind;
 mod whole;
 mod witness;
 mod write;

@@ -21,6 +21,8 @@ pub(crate) struct Held {
     is_stopped: bool,
     /// To be delivered when it goes on.
     signal: i32,
+    /// When it was last seen not to have stopped yet.
+    ran_at: Instant,
 }
 
 /// Where it stopped.
@@ -44,11 +46,16 @@ impl Held {
     pub(crate) fn seize(thread: u32) -> Result<Held, Errno> {
         let thread = thread as i32;
         request(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
-        Ok(Held { thread, is_stopped: false, signal: 0 })
+        Ok(Held { thread, is_stopped: false, signal: 0, ran_at: Instant::now() })
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
         self.is_stopped
+    }
+
+    /// A time since which it has stood at most: when it was last seen to run.
+    pub(crate) fn ran_at(&self) -> Instant {
+        self.ran_at
     }
 
     /// Has it stop, wherever it is.
@@ -60,6 +67,7 @@ impl Held {
     pub(crate) fn wait(&mut self, until: Instant) -> Option<Stop> {
         loop {
             let mut status = 0;
+            let asked = Instant::now();
             // SAFETY: the kernel writes one number.
             let found = unsafe { libc::waitpid(self.thread, &raw mut status, libc::__WALL | libc::WNOHANG) };
             if found == self.thread {
@@ -68,7 +76,8 @@ impl Held {
             if found < 0 {
                 return Some(Stop::Over);
             }
-            if Instant::now() >= until {
+            self.ran_at = asked;
+            if asked >= until {
                 return None;
             }
             std::thread::sleep(LOOK_EVERY);

@@ -201,7 +201,7 @@ impl Translator {
     }
 
     /// The newest module with this address: what was unmapped before it does not count.
-    fn module_at(&self, address: u64) -> Option<ModuleId> {
+    pub(crate) fn module_at(&self, address: u64) -> Option<ModuleId> {
         let at = self.modules.iter().rposition(|module| contains(module, address))?;
         Some(ModuleId(at as u32))
     }

@@ -6,17 +6,24 @@
 //! - Its events. Who asks for memory or launches through the driver is at work elsewhere.
 //! - Its processor time and its I/O, which the recorder's heartbeats have: a compilation uses the first, a save the second.
 //! - Time. What is none of these and lasts [`HANG_AFTER`] is called a hang; until then it is called a wait.
+//!
+//! A rank that uses a processor for long without an event is called a hang in the end, too ([`BUSY_TOO_LONG`], `Participant::stays_in`).
 
 use gputrace_analyse::story::NO_END;
 use gputrace_schemas::event::{Alive, Nanos};
 
-use super::calls::{Ending, Participant, ReadStack, Sequence};
+use super::calls::{Ending, Participant, ReadStack, SameFunction, Sequence};
 use super::findings::Place;
 use super::show;
 
 /// A rank that shows no sign of work for so long while others wait for it hangs, nanoseconds. NCCL's own watchdog in PyTorch gives up
 /// after 600 s.
 pub const HANG_AFTER: u64 = 30_000_000_000;
+/// A rank that works and shows no event for so long while others wait for it hangs, wherever its thread is, nanoseconds.
+pub const BUSY_TOO_LONG: u64 = 30 * 60 * 1_000_000_000;
+/// So often must a main thread have been in the same function, and so many times longer must its process have been silent at the last reading
+/// than at the first: with `--hang-after 60`, readings after 1, 4 and 10 minutes. NCCL's own watchdog in PyTorch gives up after 10.
+const SAME_READINGS: (u32, u64) = (3, 8);
 /// Least time that is called waiting while the job runs: what has happened meanwhile may not be in every trace yet.
 pub(super) const LEAST_WAIT: i128 = 3_000_000_000;
 /// A heartbeat that is older than this when others have newer ones is the last of its recorder: two were missed.
@@ -87,6 +94,15 @@ impl Participant {
             Some(called) => format!("{innermost}, called at {called}"),
             None => innermost,
         })
+    }
+
+    /// The function in which its main thread was each time that its recorder read it in this silence, often enough to say that it stays there.
+    pub(super) fn stays_in(&self) -> Option<&SameFunction> {
+        let same = self.same_function.as_ref()?;
+        let (least, times) = SAME_READINGS;
+        let is_long = same.n_readings >= least && same.last.0 / times >= same.first.0;
+        // Read after all else that is known of it.
+        (is_long && self.stands_at().is_some()).then_some(same)
     }
 
     /// What it did lately, looking at heartbeats that cover nothing from before `since`.
