@@ -23,6 +23,7 @@ mod foreign;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gpu_health;
 mod gpus;
 mod growth;
 mod handed_out;
@@ -57,6 +58,7 @@ mod record;
 mod room;
 mod standstill;
 mod steering;
+mod suspended;
 mod symbol_files;
 pub mod symbolise;
 mod symbols;

@@ -14,6 +14,9 @@ const MOST_XSTATE: usize = 64 << 10;
 /// How long to wait between two looks at a thread that has been asked to stop.
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
+/// How long a thread is waited for without a pause: one that runs stops within some microseconds.
+const SPINS: Duration = Duration::from_micros(300);
+
 /// A thread that we hold. It goes on when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
@@ -65,6 +68,7 @@ impl Held {
 
     /// Waits for it to stop; `None` if it has not by then.
     pub(crate) fn wait(&mut self, until: Instant) -> Option<Stop> {
+        let spins_until = Instant::now() + SPINS;
         loop {
             let mut status = 0;
             let asked = Instant::now();
@@ -80,7 +84,11 @@ impl Held {
             if asked >= until {
                 return None;
             }
-            std::thread::sleep(LOOK_EVERY);
+            // Who sleeps may get a processor late, while the thread stands.
+            match asked < spins_until {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(LOOK_EVERY),
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 //! unwound from the copies (`unwind.rs`), and the frames of the interpreter are replaced by the Python frames that they run.
 
 use crate::foreign::{Foreign, remedy};
+use crate::limits;
 use crate::merge_stack::{MergedFrame, merge_stack};
 use crate::process::{self, AddressSpace, Fate, Target};
 use crate::python_stacks::{Frame as RawFrame, Line, Python, Reader};
@@ -104,7 +105,11 @@ pub fn stacks(pid: u32) -> Result<Stacks, NoStacks> {
     // The kernel lets go what a thread has stopped when that thread ends, whatever it did.
     let taken = std::thread::scope(|scope| {
         let take = || process.take(&target, &space);
-        match std::thread::Builder::new().name("gputrace-stops".to_owned()).spawn_scoped(scope, take) {
+        let first = || {
+            limits::come_first();
+            take()
+        };
+        match std::thread::Builder::new().name("gputrace-stops".to_owned()).spawn_scoped(scope, first) {
             Ok(thread) => thread.join().unwrap_or_default(),
             Err(_) => process.take(&target, &space),
         }

@@ -839,7 +839,7 @@ actions! {
     PrimaryRelease PrimaryReset MemInfo MulticastCreate CaptureBegin CaptureEnd ImportPointer PoolShare Init
     PoolSelect PoolOf GraphInstantiate GraphLaunch GraphExecDestroy GraphDestroy GraphMemTrim GraphMemGet CodeLoad
     CodeUnload FunctionLoad LimitSet PeerEnable TorchPoolBegin TorchPoolEnd TorchPoolRelease TorchPoolCreate
-    TorchPoolUseOnOom TorchPoolNoSplit TorchTrim HeapAlloc HeapFree
+    TorchPoolUseOnOom TorchPoolNoSplit TorchTrim HeapAlloc HeapFree Checkpoint
 }
 
 #[cfg(test)]

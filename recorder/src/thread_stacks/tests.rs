@@ -247,13 +247,17 @@ fn calls_of_the_program_do_not_end_because_it_was_looked_at() {
     let out = BufReader::new(child.stdout.take().expect("a pipe"));
     let mut running = Running { child, out };
     assert_eq!(running.line(), "ready");
-    let mut n_stopped = 0;
-    let mut threads = HashSet::new();
-    while n_stopped < 100 || threads.len() < 2 {
-        for thread in stacks(running.pid()).expect("we may").threads {
-            if let How::Stopped(_) = thread.how {
+    let foreign = Foreign::open(running.pid()).expect("we may");
+    let threads = || {
+        let folder = fs::read_dir(format!("/proc/{}/task", running.pid())).expect("it lives").flatten();
+        folder.filter_map(|it| it.file_name().to_str()?.parse::<u32>().ok()).collect::<Vec<_>>()
+    };
+    let (mut n_stopped, mut stopped) = (0, HashSet::new());
+    while n_stopped < 1000 || stopped.len() < 2 {
+        for thread in threads() {
+            if thread_copy::stopped(running.pid(), thread, &foreign, |_| ()).is_ok() {
                 n_stopped += 1;
-                threads.insert(thread.tid);
+                stopped.insert(thread);
             }
         }
     }

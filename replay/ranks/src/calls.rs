@@ -478,6 +478,9 @@ pub struct Participant {
     /// Where its main thread was each time that they were read.
     #[serde(default)]
     pub same_function: Option<SameFunction>,
+    /// Faults of its GPUs, and what suspends it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<super::health::Trouble>,
     /// How it ended.
     pub ending: Ending,
     /// The same in words, of it.

@@ -15,6 +15,7 @@ pub mod collect;
 pub mod diagnose;
 pub mod findings;
 pub mod gpu;
+pub mod health;
 pub mod jobs;
 mod kinds;
 mod lateness;

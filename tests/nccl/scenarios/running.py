@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -199,6 +200,21 @@ def a_rank_deadlocks_with_itself():
     world.wait()
 
 
+@hang("rank_stuck", [1], stack="spin_for_ever")
+def a_rank_is_busy_and_gets_nowhere():
+    world = nccl.init()
+    steps(world, 8)
+
+    def spin_for_ever():
+        while runs():
+            pass
+
+    if nccl.RANK == 1:
+        spin_for_ever()
+    world.all_reduce(1024)  # others
+    world.wait()
+
+
 def spin(seconds):
     """Uses a processor, as a compilation does."""
     until, n = time.monotonic() + seconds, 0
@@ -282,6 +298,31 @@ def a_pipeline_whose_last_stage_is_slow():
         if nccl.RANK < nccl.WORLD - 1:
             world.send(64, peer=nccl.RANK + 1)
         world.wait()
+
+
+@healthy()
+def computes_for_long_in_one_function_after_another():
+    def prepare(step):
+        if (nccl.RANK, step) == (1, 6):
+            for n in range(8):
+                exec(f"def part_{n}(): spin(9)\npart_{n}()", {"spin": globals()["spin"]})
+
+    goes_on(nccl.init(), prepare)
+
+
+@healthy()
+def compiles_in_processes_of_its_own():
+    def compile_it(step):
+        if (nccl.RANK, step) == (1, 4):
+            code = "import time; until = time.monotonic() + 40\nwhile time.monotonic() < until: pass"
+            subprocess.run([sys.executable, "-c", code], env={})
+
+    goes_on(nccl.init(), compile_it)
+
+
+@healthy()
+def computes_longer_in_one_function_each_time():
+    goes_on(nccl.init(), lambda step: spin(6 + step) if nccl.RANK == 2 and step % 6 == 5 else time.sleep(0.1))
 
 
 def lines(function):

@@ -32,6 +32,10 @@ pub(super) struct StacksArgs {
     /// A process by its number, a folder of traces that are being written, or traces [default: all that are being recorded]
     #[arg(value_name = "PID|DIR|TRACE")]
     which: Vec<PathBuf>,
+
+    /// Show all native frames, also those of the interpreter between Python frames
+    #[arg(long)]
+    all: bool,
 }
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
@@ -53,7 +57,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let mut all_read = true;
     for (pid, place) in targets {
         match stacks(pid) {
-            Ok(stacks) => write(pid, place.as_ref(), &stacks, out)?,
+            Ok(stacks) => write(pid, place.as_ref(), &stacks, args.all, out)?,
             Err(why) => {
                 all_read = false;
                 complain!("{why}");
@@ -63,7 +67,13 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     Ok(if all_read { ExitCode::SUCCESS } else { ExitCode::from(CANNOT_KNOW) })
 }
 
-fn write(pid: u32, place: Option<&Place>, stacks: &Stacks, out: &mut Screen) -> anyhow::Result<()> {
+fn write(
+    pid: u32,
+    place: Option<&Place>,
+    stacks: &Stacks,
+    shows_all: bool,
+    out: &mut Screen,
+) -> anyhow::Result<()> {
     let trace = place.map_or_else(String::new, |place| format!("  {}", place.shown.display()));
     writeln!(out, "process {pid}{trace}")?;
     if let Some(why) = &stacks.no_python {
@@ -84,7 +94,13 @@ fn write(pid: u32, place: Option<&Place>, stacks: &Stacks, out: &mut Screen) -> 
         };
         let torn = if thread.is_torn { ", changed while it was read" } else { "" };
         writeln!(out, "  thread {} {}  {state}{how}{torn}", thread.tid, thread.name)?;
-        for frame in &thread.frames {
+        let first_python = thread.frames.iter().position(|it| matches!(it, Frame::Python { .. }));
+        for (at, frame) in thread.frames.iter().enumerate() {
+            // Between Python frames the interpreter's own say nothing new.
+            if !shows_all && first_python.is_some_and(|first| at > first) && is_of_interpreter(frame, stacks)
+            {
+                continue;
+            }
             writeln!(out, "    {}", shown(frame, stacks))?;
         }
         if !thread.frames.is_empty() && !matches!(thread.how, How::None(_)) {
@@ -108,6 +124,13 @@ fn write(pid: u32, place: Option<&Place>, stacks: &Stacks, out: &mut Screen) -> 
         }
     }
     Ok(())
+}
+
+fn is_of_interpreter(frame: &Frame, stacks: &Stacks) -> bool {
+    let Frame::Native { module: Some(id), .. } = frame else { return false };
+    let path = stacks.modules.get(id.0 as usize).map_or("", |module| &module.path);
+    let name = path.rsplit('/').next().unwrap_or_default();
+    name == "python" || name.starts_with("python3") || name.starts_with("libpython3")
 }
 
 fn shown(frame: &Frame, stacks: &Stacks) -> String {
