@@ -104,12 +104,11 @@ pub fn stacks(pid: u32) -> Result<Stacks, NoStacks> {
     let process = Process { pid, foreign: &foreign, python: python.as_ref().ok() };
     // The kernel lets go what a thread has stopped when that thread ends, whatever it did.
     let taken = std::thread::scope(|scope| {
-        let take = || process.take(&target, &space);
-        let first = || {
+        let take = || {
             limits::come_first();
-            take()
+            process.take(&target, &space)
         };
-        match std::thread::Builder::new().name("gputrace-stops".to_owned()).spawn_scoped(scope, first) {
+        match std::thread::Builder::new().name("gputrace-stops".to_owned()).spawn_scoped(scope, take) {
             Ok(thread) => thread.join().unwrap_or_default(),
             Err(_) => process.take(&target, &space),
         }
