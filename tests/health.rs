@@ -43,12 +43,12 @@ impl Drop for Running {
 
 impl Running {
     fn start(folder: &Folder, what: &str) -> Running {
-        let (trace, faults) = (folder.join(&format!("{what}.gtr")), folder.join("faults"));
+        let (trace, faults) = (folder.path().join(format!("{what}.gtr")), folder.path().join("faults"));
         fs::write(&faults, "").expect("a file");
         let mut command = Command::new(recorded::built().join("gputrace"));
         command.args(["record", "-q", "-o"]).arg(&trace).args(["--", "python3", "-c", PROGRAM, what]);
         command.env("LD_LIBRARY_PATH", fake_cuda::library_dir());
-        command.env("FAKE_CUDA_STATE", folder.join("state")).env("FAKE_NVML_FAULTS", faults);
+        command.env("FAKE_CUDA_STATE", folder.path().join("state")).env("FAKE_NVML_FAULTS", faults);
         command.env("FAKE_CUDA_CONTEXT", "64MiB");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gputrace runs");
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().expect("a pipe")));
@@ -119,7 +119,7 @@ fn a_fault_of_the_gpu_is_the_verdict_of_a_process_that_dies() {
     let running = Running::start(&folder, "holds");
     let pid = running.pid();
     let fault = |line: &str| {
-        let file = OpenOptions::new().append(true).open(folder.join("faults"));
+        let file = OpenOptions::new().append(true).open(folder.path().join("faults"));
         writeln!(file.expect("a file"), "{line}").expect("written");
     };
     let has = |text: &'static str| {

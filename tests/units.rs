@@ -37,7 +37,7 @@ fn systemd_accepts_the_unit() {
     // The program need not be installed here.
     let program = recorded::built().join("gputrace").canonicalize().expect("built");
     let here = unit.replace("/usr/local/bin/gputrace", &program.display().to_string());
-    let file = folder.join("gputrace-metrics.service");
+    let file = folder.path().join("gputrace-metrics.service");
     fs::write(&file, here).expect("a copy");
     match Command::new("systemd-analyze").arg("verify").arg(&file).output() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -404,7 +404,8 @@ pub struct ReadStack {
     pub stack: Vec<String>,
 }
 
-/// The Python function in which a main thread was at every reading of its stack in the last silence of its process.
+/// The Python function in which a main thread was at every reading of its stack in the last silence of its process, called from the same
+/// lines each time.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 pub struct SameFunction {
     /// `function (file)`.

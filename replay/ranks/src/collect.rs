@@ -400,22 +400,24 @@ impl<'a> Collector<'a> {
         marks
     }
 
-    /// The Python function in which the main thread was at every reading of the last silence.
+    /// The Python function in which the main thread was at every reading of the last silence, called from the same lines each time.
     fn same_function(&self, story: &Story) -> Option<SameFunction> {
         let threads: FxHashMap<ThreadId, Thread> = self.source.threads().into_iter().collect();
         let is_main = |id: &ThreadId| threads.get(id).is_some_and(|thread| thread.tid == story.process.pid);
         let mut same: Option<SameFunction> = None;
+        let mut calls = vec![];
         let of_main = self.read_before.iter().rev().filter(|(thread, ..)| is_main(thread));
         for (_, read, stack) in of_main {
-            let function = innermost_python(self.definitions, *stack);
+            let (function, from) = innermost_python(self.definitions, *stack)?;
             match &mut same {
                 None => {
-                    let (function, newest) = (function?, read.silent);
+                    let newest = read.silent;
+                    calls = from;
                     same = Some(SameFunction { function, n_readings: 1, first: newest, last: newest });
                 }
                 // An earlier silence ended meanwhile.
                 Some(same) if read.silent >= same.first => break,
-                Some(same) if function.as_ref() == Some(&same.function) => {
+                Some(same) if function == same.function && calls == from => {
                     same.n_readings += 1;
                     same.first = read.silent;
                 }
@@ -692,15 +694,16 @@ fn signature(enter: &NcclEnter, reductions: &FxHashMap<u64, Reduction>) -> Signa
 }
 
 /// A stack for people, innermost first.
-/// `function (file)` of the innermost Python frame.
-fn innermost_python(definitions: &dyn Definitions, stack: StackId) -> Option<String> {
+/// `function (file)` of the innermost Python frame, and the lines that it was called from.
+fn innermost_python(definitions: &dyn Definitions, stack: StackId) -> Option<(String, Vec<String>)> {
     let frames = definitions.stack(stack)?.frames.iter().filter_map(|id| definitions.frame(*id));
-    frames.into_iter().find_map(|frame| match frame {
-        Frame::Python { function, file, .. } => {
-            Some(format!("{function} ({})", file.rsplit('/').next().unwrap_or(file)))
-        }
+    let mut python = frames.filter_map(|frame| match frame {
+        Frame::Python { function, file, line } => Some((function, file, line)),
         Frame::Native { .. } => None,
-    })
+    });
+    let (function, file, _) = python.next()?;
+    let innermost = format!("{function} ({})", file.rsplit('/').next().unwrap_or(file));
+    Some((innermost, python.map(|(function, file, line)| format!("{function} ({file}:{line})")).collect()))
 }
 
 fn lines(definitions: &dyn Definitions, stack: StackId) -> Vec<String> {
