@@ -4,7 +4,6 @@
 use crate::opened::text_of_proc;
 use crate::process::Target;
 use gputrace_schemas::event::SuspendedBy;
-use std::fs;
 
 /// Where control groups are mounted (systemd, and what else follows it).
 const GROUPS: &str = "/sys/fs/cgroup";
@@ -56,7 +55,7 @@ fn is_frozen(lines: &str, groups: &str) -> bool {
             "freezer" => format!("{groups}/freezer{path}/freezer.state"),
             _ => return false,
         };
-        let text = fs::read_to_string(file).unwrap_or_default();
+        let text = text_of_proc(&file).unwrap_or_default();
         text.lines().any(|line| matches!(line.trim(), "frozen 1" | "FROZEN"))
     })
 }
@@ -64,6 +63,7 @@ fn is_frozen(lines: &str, groups: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::process::Command;
 
     #[test]

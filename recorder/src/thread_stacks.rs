@@ -5,14 +5,13 @@
 
 use crate::foreign::{Foreign, remedy};
 use crate::limits;
-use crate::merge_stack::{MergedFrame, merge_stack};
+use crate::merge_stack::{INTERPRETER_FRAME, MergedFrame, merge_stack};
 use crate::process::{self, AddressSpace, Fate, Target};
 use crate::python_stacks::{Frame as RawFrame, Line, Python, Reader};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{self, Patience, Symbols};
 use crate::thread_copy::{self, Copied, Status};
 use crate::unwind::Unwinder;
-use gputrace_ring::record::StackDef;
 use gputrace_schemas::event::{Frame, Module, ModuleId};
 use std::collections::HashMap;
 use std::fs;
@@ -289,7 +288,7 @@ impl Names {
     fn stack(&self, taken: Taken) -> ThreadStack {
         let word = |address: &u64| {
             let is_interpreter = self.0.get(address).into_iter().flatten().any(is_interpreter);
-            if is_interpreter { address | StackDef::INTERPRETER } else { *address }
+            if is_interpreter { address | INTERPRETER_FRAME } else { *address }
         };
         let words: Vec<u64> = taken.native.iter().map(word).collect();
         let python = |line: &Line| Frame::Python {

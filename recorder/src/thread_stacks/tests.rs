@@ -1,5 +1,6 @@
 //! Stacks of processes that are started for it.
 
+#[cfg(test)] // `tests/tidy.rs` looks for it: variables of tests alone are in no table.
 use super::*;
 use crate::ptrace::Held;
 use std::collections::HashSet;

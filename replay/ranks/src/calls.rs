@@ -481,7 +481,7 @@ pub struct Participant {
     pub same_function: Option<SameFunction>,
     /// Faults of its GPUs, and what suspends it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub troubles: Vec<super::health::Trouble>,
+    pub troubles: Vec<super::troubles::Trouble>,
     /// How it ended.
     pub ending: Ending,
     /// The same in words, of it.

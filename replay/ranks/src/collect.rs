@@ -532,7 +532,7 @@ impl<'a> Collector<'a> {
             beats: self.beats.into(),
             read_stacks,
             same_function: same,
-            troubles: super::health::troubles(&story.process, &story.ledger.health),
+            troubles: super::troubles::troubles(&story.process, &story.ledger.health),
             ending,
             ended,
             shares: self.shares,

@@ -66,7 +66,7 @@ pub(super) struct RecordArgs {
     /// Measure how long the GPU works for each call into NCCL: two events around each, none inside graphs
     #[arg(long)]
     nccl_timing: bool,
-    /// Read the Python stacks of a process of a job of several ranks into its trace when it has been silent for so many seconds; 0 never [default: 60]
+    /// Read the stacks of a process of a job of several ranks into its trace when it has been silent for so many seconds; 0 never [default: 60]
     #[arg(long, value_name = "SECONDS")]
     hang_after: Option<u64>,
     /// Say nothing on the program's standard error when it runs out of memory
