@@ -31,6 +31,8 @@ const SILENT: u64 = 2 * Alive::EVERY.0 + 5_000_000_000;
 /// Who uses this part of a processor or more works: what watches a process in its own threads (PyTorch's and NCCL's watchdogs, loggers)
 /// uses some hundredths; who computes on a machine with ten times as many threads as processors gets a tenth.
 const BUSY_SHARE: f64 = 0.1;
+/// A process whose main thread is ready to run for this part of the time, or that runs, wants to work, whether or not a busy machine lets it.
+const STARVED_SHARE: f64 = 0.5;
 /// Who moves so many bytes or more in ten seconds works; loggers and keep-alives move some thousand.
 const BUSY_BYTES: u64 = 1 << 20;
 /// The first times that a call was followed by another are not held for usual: programs compile and warm up then.
@@ -79,6 +81,9 @@ impl Participant {
 
     /// Where its main thread stood still at its end, as its recorder read from outside after all else that is known of it.
     pub(super) fn stands_at(&self) -> Option<&ReadStack> {
+        if self.ending == Ending::Exit {
+            return None;
+        }
         let main = self.read_stacks.first().filter(|read| read.tid == self.process.pid)?;
         (main.time > self.last_seen()).then_some(main)
     }
@@ -120,7 +125,8 @@ impl Participant {
         let moved = alive.moved.map_or(0, |moved| moved.0);
         let per = |nanos_of: u64| (u128::from(moved) * u128::from(nanos_of) / u128::from(nanos)) as u64;
         let (bytes_per_s, in_one) = (per(1_000_000_000), per(Alive::EVERY.0));
-        match share >= BUSY_SHARE || in_one >= BUSY_BYTES {
+        let wanted = share + alive.starved.map_or(0.0, |starved| starved.0 as f64 / nanos as f64);
+        match share >= BUSY_SHARE || wanted >= STARVED_SHARE || in_one >= BUSY_BYTES {
             true => Work::Busy { share, bytes_per_s },
             false => Work::Idle,
         }
@@ -177,6 +183,10 @@ mod tests {
             (Nanos(seconds * 1_000_000_000), Alive { cpu, moved: Some(Bytes(moved)), ..Alive::default() })
         };
         let mut one = crate::tests::participants(&["init:w AR8@10"]).remove(0);
+        // Ready to run for most of the time, on a machine that has no processor for it.
+        one.beats = vec![beat(10, 100, 0), beat(20, 100, 0)];
+        one.beats[1].1.starved = Some(Nanos(8_000_000_000));
+        assert!(matches!(one.work_since(Nanos(0)), Work::Busy { share: 0.01, .. }));
         one.beats = vec![beat(10, 9000, 0), beat(20, 9000, 0), beat(30, 100, 4000), beat(40, 100, 2 << 20)];
         let since = |seconds: u64| one.work_since(Nanos(seconds * 1_000_000_000));
         assert!(matches!(since(15), Work::Busy { bytes_per_s: 209_715, .. }), "{:?}", since(15));

@@ -306,8 +306,8 @@ def a_pipeline_whose_last_stage_is_slow():
 def computes_for_long_in_one_function_after_another():
     def prepare(step):
         if (nccl.RANK, step) == (1, 6):
-            for n in range(8):
-                exec(f"def part_{n}(): spin(9)\npart_{n}()", {"spin": globals()["spin"]})
+            for n in range(3):
+                exec(f"def part_{n}(): spin(8)\npart_{n}()", {"spin": globals()["spin"]})
 
     goes_on(nccl.init(), prepare)
 
@@ -316,7 +316,7 @@ def computes_for_long_in_one_function_after_another():
 def compiles_in_processes_of_its_own():
     def compile_it(step):
         if (nccl.RANK, step) == (1, 4):
-            code = "import time; until = time.monotonic() + 40\nwhile time.monotonic() < until: pass"
+            code = "import time; until = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
             subprocess.run([sys.executable, "-c", code], env={})
 
     goes_on(nccl.init(), compile_it)
