@@ -91,7 +91,7 @@ impl Writer {
                 for _ in 0..n {
                     self.now += Alive::EVERY.0;
                     let alive =
-                        Alive { events: 0, last: Nanos(0), cpu: Some(Nanos(cpu)), moved: Some(Bytes(moved)) };
+                        Alive { cpu: Some(Nanos(cpu)), moved: Some(Bytes(moved)), ..Alive::default() };
                     self.event(0, EventKind::Note(alive.to_string()));
                 }
                 return;
