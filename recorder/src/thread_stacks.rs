@@ -9,7 +9,7 @@ use crate::merge_stack::{INTERPRETER_FRAME, MergedFrame, merge_stack};
 use crate::process::{self, AddressSpace, Fate, Target};
 use crate::python_stacks::{Frame as RawFrame, Line, Python, Reader};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
-use crate::symbols::{self, Patience, Symbols};
+use crate::symbols::{self, CLibrary, Patience, Symbols};
 use crate::thread_copy::{self, Copied, Status};
 use crate::unwind::Unwinder;
 use gputrace_schemas::event::{Frame, Module, ModuleId};
@@ -264,7 +264,7 @@ impl Names {
         }
         let roots = target.root().into_iter().chain(["/".into()]).collect();
         let files = SymbolFiles { roots, astray: &astray, unmarked: Unmarked::ByPath };
-        let mut symbols = Symbols::new(Patience::of_work(NAMES.0, NAMES.1), files);
+        let mut symbols = Symbols::new(Patience::of_work(NAMES.0, NAMES.1), CLibrary::Functions, files);
         let module_at = |address| at(&modules, address).map(|at| ModuleId(at as u32));
         let mut names = HashMap::new();
         for resolved in symbols.resolve(&addresses, &modules, module_at) {
