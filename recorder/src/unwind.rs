@@ -100,12 +100,8 @@ struct Tables {
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
-/// How a frame leads to its caller.
-enum Step {
-    /// The caller's registers, and whether a signal interrupted it.
-    Caller(Registers, bool),
-    End(End),
-}
+/// How a frame leads to its caller: the caller's registers, and whether a signal interrupted it.
+type Step = Result<(Registers, bool), End>;
 
 impl<'a> Unwinder<'a> {
     /// `vdso` is the kernel's code in the process, with its address.
@@ -135,8 +131,8 @@ impl<'a> Unwinder<'a> {
             let step =
                 self.step(moment, &registers, lookup).unwrap_or_else(|| by_frame_pointer(moment, &registers));
             match step {
-                Step::End(end) => return (frames, end),
-                Step::Caller(caller, is_signal) => {
+                Err(end) => return (frames, end),
+                Ok((caller, is_signal)) => {
                     // A handler may run on a stack of its own.
                     if !is_signal && caller[RSP] <= registers[RSP] {
                         return (frames, End::Damaged);
@@ -168,10 +164,7 @@ impl<'a> Unwinder<'a> {
         let encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 4 };
         let row = entry.unwind_info_for_address(&frames, &tables.bases, &mut self.context, address).ok()?;
         let look = Look { moment, registers, frames: &frames, encoding };
-        Some(match look.caller(row) {
-            Ok(caller) => Step::Caller(caller, entry.is_signal_trampoline()),
-            Err(end) => Step::End(end),
-        })
+        Some(look.caller(row).map(|caller| (caller, entry.is_signal_trampoline())))
     }
 
     fn load(&self, key: usize) -> Option<Tables> {
@@ -298,16 +291,16 @@ impl Look<'_> {
 /// further up in the copy. Whether that is code, the next step finds out.
 fn by_frame_pointer(moment: &Moment, registers: &Registers) -> Step {
     let (Some(pointer), Some(stack)) = (registers[RBP], registers[RSP]) else {
-        return Step::End(End::NoTable);
+        return Err(End::NoTable);
     };
     let is_above = pointer >= stack && pointer % 8 == 0;
     let (Some(saved), Some(back)) = (moment.word(pointer), moment.word(pointer.wrapping_add(8))) else {
-        return Step::End(End::NoTable);
+        return Err(End::NoTable);
     };
     if !is_above || saved <= pointer || back < 4096 {
-        return Step::End(End::NoTable);
+        return Err(End::NoTable);
     }
     let mut caller: Registers = [None; N_REGISTERS];
     (caller[RBP], caller[RIP], caller[RSP]) = (Some(saved), Some(back), Some(pointer.wrapping_add(16)));
-    Step::Caller(caller, false)
+    Ok((caller, false))
 }
