@@ -14,8 +14,32 @@ const MOST_XSTATE: usize = 64 << 10;
 /// How long to wait between two looks at a thread that has been asked to stop.
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
-/// How long a thread is waited for without a pause: one that runs stops within some microseconds.
-const SPINS: Duration = Duration::from_micros(300);
+/// While it lives, the calling thread runs before all that is not urgent (`SCHED_FIFO`), if the kernel lets it (`CAP_SYS_NICE`): a thread
+/// that it has stopped must not wait until it gets a processor again. For a few hundred microseconds, which sleep for the most part.
+#[derive(Debug)]
+pub(crate) struct Urgent {
+    is_granted: bool,
+}
+
+impl Urgent {
+    pub(crate) fn begin() -> Urgent {
+        Urgent { is_granted: schedule(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1) }
+    }
+}
+
+impl Drop for Urgent {
+    fn drop(&mut self) {
+        if self.is_granted {
+            schedule(libc::SCHED_OTHER, 0);
+        }
+    }
+}
+
+fn schedule(policy: libc::c_int, priority: libc::c_int) -> bool {
+    let parameter = libc::sched_param { sched_priority: priority };
+    // SAFETY: 0 is the calling thread, and the parameter lives as long as the call.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) == 0 }
+}
 
 /// A thread that we hold. It goes on when this is dropped.
 #[derive(Debug)]
@@ -68,7 +92,6 @@ impl Held {
 
     /// Waits for it to stop; `None` if it has not by then.
     pub(crate) fn wait(&mut self, until: Instant) -> Option<Stop> {
-        let spins_until = Instant::now() + SPINS;
         loop {
             let mut status = 0;
             let asked = Instant::now();
@@ -84,11 +107,7 @@ impl Held {
             if asked >= until {
                 return None;
             }
-            // Who sleeps may get a processor late, while the thread stands.
-            match asked < spins_until {
-                true => std::thread::yield_now(),
-                false => std::thread::sleep(LOOK_EVERY),
-            }
+            std::thread::sleep(LOOK_EVERY);
         }
     }
 

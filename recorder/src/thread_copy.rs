@@ -13,7 +13,7 @@
 
 use crate::foreign::Foreign;
 use crate::opened::text_of_proc;
-use crate::ptrace::{Held, Stop};
+use crate::ptrace::{Held, Stop, Urgent};
 use crate::unwind::{Moment, RBP, RBX, RIP, RSP, Registers};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
@@ -155,6 +155,7 @@ pub(crate) fn stopped<T>(
 ) -> Result<Copied<T>, String> {
     let status = Status::of(pid, thread).ok_or("it has ended")?;
     may_stop(pid, thread, &status)?;
+    let urgent = Urgent::begin();
     let mut held = Held::seize(thread).map_err(|why| match why {
         Errno::PERM => "the kernel does not allow it to be stopped (ptrace)".to_owned(),
         Errno::SRCH => "it has ended".to_owned(),
@@ -176,6 +177,7 @@ pub(crate) fn stopped<T>(
     }
     let began = held.ran_at();
     drop(held);
+    drop(urgent);
     match is_64 {
         true => Ok(Copied { moment, also, how: How::Stopped(began.elapsed()) }),
         false => Err("it runs 32-bit code".to_owned()),
