@@ -177,9 +177,11 @@ pub(crate) fn stopped<T>(
     }
     let began = held.ran_at();
     drop(held);
+    // Before others get the processor.
+    let stood = began.elapsed();
     drop(urgent);
     match is_64 {
-        true => Ok(Copied { moment, also, how: How::Stopped(began.elapsed()) }),
+        true => Ok(Copied { moment, also, how: How::Stopped(stood) }),
         false => Err("it runs 32-bit code".to_owned()),
     }
 }
