@@ -41,3 +41,7 @@ if ! "$venv/bin/python" -c 'import greenlet, pytest, xdist' >/dev/null 2>&1; the
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'pytest>=7' pytest-xdist greenlet
 fi
+# Kubernetes' schemas, for the example in packaging/kubernetes.
+"$venv/bin/python" -c 'import kubernetes_validate' >/dev/null 2>&1 ||
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check kubernetes-validate ||
+  echo "setup: kubernetes-validate cannot be fetched; its test is skipped" >&2

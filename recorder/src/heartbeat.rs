@@ -1,7 +1,7 @@
 //! The heartbeat of a recording ([`Alive`]): that the process lives, since when nothing came of it, and whether it works all the same.
 //!
 //! Written about every ten seconds, also while nothing happens: a block of 256 bytes then, 2.2 MB a day, else 20 bytes among
-//! others. It costs the process nothing. The recorder reads two small files of `/proc` for each process of its family and one for
+//! others. It costs the process nothing. The recorder reads three small files of `/proc` for each process of its family and one for
 //! each of its threads: under a millisecond in ten seconds for a process with a hundred threads.
 
 use crate::drain::{Happened, Stamped};
@@ -33,6 +33,8 @@ pub(crate) struct Heartbeat {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Used {
     cpu: u64,
+    /// Nanoseconds that main threads of processes which live waited for a processor.
+    starved: u64,
     /// `None` where the kernel does not show it.
     moved: Option<u64>,
 }
@@ -65,6 +67,8 @@ impl Heartbeat {
             events: std::mem::take(&mut self.events),
             last: Nanos(if self.last == 0 { 0 } else { timeline.nanos(self.last) }),
             cpu: since.map(|(before, now)| Nanos(now.cpu.saturating_sub(before.cpu))),
+            // Processes that have ended are in no sum: less is said then, never more.
+            starved: since.map(|(before, now)| Nanos(now.starved.saturating_sub(before.starved))),
             moved: moved.map(Bytes),
         })
     }
@@ -81,8 +85,9 @@ impl Used {
             at += 1;
             // Children that have ended are in their parent's sums.
             if let Some(own) = Used::alone(one) {
-                let sum = used.get_or_insert(Used { cpu: 0, moved: Some(0) });
+                let sum = used.get_or_insert(Used { cpu: 0, starved: 0, moved: Some(0) });
                 sum.cpu = sum.cpu.saturating_add(own.cpu);
+                sum.starved = sum.starved.saturating_add(starved(one));
                 sum.moved = sum.moved.zip(own.moved).map(|(sum, own)| sum.saturating_add(own));
             }
             for child in children(one) {
@@ -99,8 +104,15 @@ impl Used {
         let ticks = process::cpu_ticks(&stat)?;
         let moved = text_of_proc(&format!("/proc/{process}/io")).ok();
         let moved = moved.and_then(|text| moved_bytes(&text));
-        Some(Used { cpu: ticks.saturating_mul(NANOS_PER_TICK), moved })
+        Some(Used { cpu: ticks.saturating_mul(NANOS_PER_TICK), starved: 0, moved })
     }
+}
+
+/// Of the main thread, the second number of `/proc/PID/schedstat`: nanoseconds on a run queue (Documentation/scheduler/sched-stats.rst).
+/// Other threads wake up for a moment now and then, and on a busy machine wait each time.
+fn starved(process: u32) -> u64 {
+    let text = text_of_proc(&format!("/proc/{process}/schedstat")).unwrap_or_default();
+    text.split_ascii_whitespace().nth(1).and_then(|nanos| nanos.parse().ok()).unwrap_or(0)
 }
 
 /// `rchar` and `wchar` of `/proc/PID/io`: what went through reads and writes, whatever they were of.

@@ -20,9 +20,11 @@ mod card;
 mod daemon;
 mod decode;
 mod drain;
+mod foreign;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gpu_health;
 mod gpus;
 mod growth;
 mod handed_out;
@@ -53,17 +55,23 @@ mod process;
 #[cfg(target_arch = "x86_64")]
 mod ptrace;
 pub mod python_lines;
-pub mod python_stacks;
+mod python_stacks;
 mod record;
 mod room;
 pub mod segments;
 mod standstill;
 mod steering;
+mod suspended;
 mod symbol_files;
 pub mod symbolise;
 mod symbols;
+#[cfg(target_arch = "x86_64")]
+mod thread_copy;
+pub mod thread_stacks;
 mod ticks;
 mod translate;
+#[cfg(target_arch = "x86_64")]
+mod unwind;
 mod whole;
 mod witness;
 mod write;

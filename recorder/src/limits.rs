@@ -45,3 +45,11 @@ pub(crate) fn stand_back() {
         let _ = rustix::process::setpriority_process(Some(thread), LAST);
     }
 }
+
+/// A thread of ours stands between another process's thread and its processor for a moment: it comes before what else there is to do, if the
+/// kernel lets it (`CAP_SYS_NICE`, `ulimit -e`). For a thread that soon ends.
+pub(crate) fn come_first() {
+    /// Of nice(1): the first.
+    const FIRST: i32 = -20;
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), FIRST);
+}

@@ -214,10 +214,14 @@ impl Mapped {
     /// # Errors
     /// It is not a regular file, the system does not let us, or as many are mapped as can be guarded.
     pub(crate) fn open(path: &Path) -> io::Result<Mapped> {
-        let file = opened::opened(path, Links::Followed, Access::Read, &Expected::regular())?;
+        Mapped::of(&opened::opened(path, Links::Followed, Access::Read, &Expected::regular())?)
+    }
+
+    /// Maps the whole of a file that was opened as a regular one.
+    pub(crate) fn of(file: &File) -> io::Result<Mapped> {
         // SAFETY: the mapping is private to us and only read. Somebody may write to the file meanwhile, which changes what we read:
         // every reader of it checks what it finds. Pages behind a new end are replaced ([`Guarded`]).
-        let memory = unsafe { Mmap::map(&file) }?;
+        let memory = unsafe { Mmap::map(file) }?;
         let guard = Guarded::new(memory.as_ptr() as usize, memory.len());
         if guard.slot.is_none() {
             return Err(io::Error::other("too many files are mapped at once"));

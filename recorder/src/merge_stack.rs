@@ -15,6 +15,9 @@
 
 use gputrace_ring::record::StackDef;
 
+/// What marks a native frame as one of the interpreter.
+pub(crate) const INTERPRETER_FRAME: u64 = StackDef::INTERPRETER;
+
 /// A frame of the merged stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MergedFrame {

@@ -5,12 +5,13 @@
 //! wait a little for that.
 
 use crate::card::{self, Holder, bytes_of};
+use crate::gpu_health::Health;
 use crate::nvml_process::{Finder, HandedOut, Listed, Numbers};
 use crate::ticks;
 use crate::translate::{Item, RECORDER};
 use crate::write::Outlet;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
-use gputrace_schemas::event::{Bytes, Device, Event, EventKind, Nanos, Sample, StackId};
+use gputrace_schemas::event::{Bytes, Device, Event, EventKind, Nanos, Sample, StackId, SuspendedBy};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -33,6 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const QUIET: u32 = 10;
 /// How long samples wait for it to become clear which process is ours.
 const UNDECIDED: Duration = Duration::from_secs(3);
+/// So many samples in a row must not list a process that was listed before: one alone may have come while a context was made.
+const UNLISTED: u32 = 2;
 /// The program whose context the clients of MPS share (MPS guide, utilities and daemons).
 const MPS_SERVER: &str = "nvidia-cuda-mps-server";
 
@@ -95,6 +98,7 @@ impl Sampler {
             n_listed: 0,
             named: HashSet::new(),
             has_asked_mps: false,
+            listing: Listing::default(),
         };
         let run = move || sampling.run(&from);
         let thread = std::thread::Builder::new().name("gputrace-nvml".to_owned()).spawn(run).ok();
@@ -154,6 +158,32 @@ struct Sampling {
     named: HashSet<i16>,
     /// It was asked whether the process is a client of MPS.
     has_asked_mps: bool,
+    listing: Listing,
+}
+
+/// Whether NVML lists the process with memory, on any of its devices.
+#[derive(Default)]
+struct Listing {
+    was_listed: bool,
+    /// Samples in a row without it.
+    n_without: u32,
+    /// The trace says that it is suspended.
+    has_told: bool,
+}
+
+impl Listing {
+    /// What is to be told after a sample that lists the process, or does not.
+    fn sampled(&mut self, is_listed: bool) -> Option<String> {
+        self.n_without = if is_listed { 0 } else { self.n_without.saturating_add(1) };
+        self.was_listed |= is_listed;
+        let is_without = self.was_listed && self.n_without >= UNLISTED;
+        if is_without == self.has_told || (self.has_told && !is_listed) {
+            return None;
+        }
+        self.has_told = is_without;
+        let by = SuspendedBy::Checkpoint;
+        Some(if is_without { by.begins() } else { by.ends() })
+    }
 }
 
 /// A sample with everybody's figures.
@@ -162,6 +192,8 @@ struct Taken {
     /// Without the process's own figure.
     sample: Sample,
     listed: Listed,
+    /// NVML gave a list of processes, if only an empty one.
+    is_list_known: bool,
 }
 
 /// What the trace says about how the process was found.
@@ -188,10 +220,13 @@ impl Sampling {
             self.wants_more.store(false, Ordering::Relaxed);
             return;
         };
+        let mut health = Health::new(&nvml);
+        health.watch(&self.devices);
         let mut quiet = 0;
         loop {
             let began = Instant::now();
             quiet = if self.sample(&nvml) { 0 } else { quiet + 1 };
+            health.look().into_iter().for_each(|fault| self.note(fault.to_string()));
             // Several calls that get memory are one sample, and a storm of them is no storm of ours.
             let not_before = Instant::now() + LEAST.max(began.elapsed() * PART);
             let mut due = not_before.max(Instant::now() + if quiet > QUIET { LONG } else { SHORT });
@@ -199,12 +234,15 @@ impl Sampling {
                 match from.recv_deadline(due) {
                     Ok(command) => match self.obey(command, &nvml) {
                         Obeyed::Stop => {
+                            // The fault that ended the process came with its end.
+                            health.last_look().into_iter().for_each(|fault| self.note(fault.to_string()));
                             self.decide();
                             self.tell_unknown();
                             self.release(true);
                             return;
                         }
                         Obeyed::Now => {
+                            health.watch(&self.devices);
                             due = not_before;
                             quiet = 0;
                         }
@@ -251,6 +289,16 @@ impl Sampling {
         for taken in &taken {
             self.finder.listed(&taken.listed);
         }
+        // Where NVML does not list, it does not say that nobody is there.
+        if let Some((ours, _)) = self.finder.found()
+            && taken.len() == self.devices.len()
+            && taken.iter().all(|taken| taken.is_list_known)
+        {
+            let has_ours = |taken: &Taken| taken.listed.processes.iter().any(|(pid, _)| *pid == ours);
+            if let Some(note) = self.listing.sampled(taken.iter().any(has_ours)) {
+                self.note(note);
+            }
+        }
         self.n_listed = taken.iter().map(|taken| taken.listed.processes.len()).max().unwrap_or(0);
         self.undecided.extend(taken);
         self.decide();
@@ -277,7 +325,7 @@ impl Sampling {
         let found = self.finder.found();
         let mut changed = false;
         let mut items = Vec::new();
-        while let Some(Taken { at, sample, listed }) = self.undecided.front() {
+        while let Some(Taken { at, sample, listed, .. }) = self.undecided.front() {
             let is_decided = found.is_some() || !self.finder.wants_more() || listed.processes.is_empty();
             if !is_decided && !everything && at.elapsed() < UNDECIDED {
                 break;
@@ -370,7 +418,9 @@ impl Sampling {
 fn take(nvml: &Nvml, device: &Device) -> Result<Taken, NvmlError> {
     let handle = card::find(nvml, &device.uuid)?;
     let memory = handle.memory_info()?;
-    let processes = handle.running_compute_processes().unwrap_or_default();
+    let processes = handle.running_compute_processes();
+    let is_list_known = processes.is_ok();
+    let processes = processes.unwrap_or_default();
     let time = ticks::monotonic();
     let processes = processes.iter().map(|process| (process.pid, bytes_of(process))).collect();
     let (device_used, total) = (Bytes(memory.used), Bytes(memory.total));
@@ -378,5 +428,26 @@ fn take(nvml: &Nvml, device: &Device) -> Result<Taken, NvmlError> {
         at: Instant::now(),
         sample: Sample { device: device.ordinal, process_used: None, device_used, total },
         listed: Listed { time, device: device.ordinal, processes },
+        is_list_known,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_nvml_lists_no_more_is_suspended_until_it_does_again() {
+        let told = |samples: &str| {
+            let mut listing = Listing::default();
+            let told = samples.chars().filter_map(|sample| listing.sampled(sample == 'x'));
+            told.map(|note| note.replace("process.", "").replace("=checkpoint", ""))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        // One that was never listed has no memory yet, and one sample alone says nothing.
+        assert_eq!(told("....x.x.xx"), "");
+        assert_eq!(told(".x..."), "suspended");
+        assert_eq!(told("x...xx..x"), "suspended resumed suspended resumed");
+    }
 }

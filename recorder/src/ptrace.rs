@@ -14,6 +14,33 @@ const MOST_XSTATE: usize = 64 << 10;
 /// How long to wait between two looks at a thread that has been asked to stop.
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
+/// While it lives, the calling thread runs before all that is not urgent (`SCHED_FIFO`), if the kernel lets it (`CAP_SYS_NICE`): a thread
+/// that it has stopped must not wait until it gets a processor again. For a few hundred microseconds, which sleep for the most part.
+#[derive(Debug)]
+pub(crate) struct Urgent {
+    is_granted: bool,
+}
+
+impl Urgent {
+    pub(crate) fn begin() -> Urgent {
+        Urgent { is_granted: schedule(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1) }
+    }
+}
+
+impl Drop for Urgent {
+    fn drop(&mut self) {
+        if self.is_granted {
+            schedule(libc::SCHED_OTHER, 0);
+        }
+    }
+}
+
+fn schedule(policy: libc::c_int, priority: libc::c_int) -> bool {
+    let parameter = libc::sched_param { sched_priority: priority };
+    // SAFETY: 0 is the calling thread, and the parameter lives as long as the call.
+    unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) == 0 }
+}
+
 /// A thread that we hold. It goes on when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
@@ -21,6 +48,8 @@ pub(crate) struct Held {
     is_stopped: bool,
     /// To be delivered when it goes on.
     signal: i32,
+    /// When it was last seen not to have stopped yet.
+    ran_at: Instant,
 }
 
 /// Where it stopped.
@@ -44,11 +73,16 @@ impl Held {
     pub(crate) fn seize(thread: u32) -> Result<Held, Errno> {
         let thread = thread as i32;
         request(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
-        Ok(Held { thread, is_stopped: false, signal: 0 })
+        Ok(Held { thread, is_stopped: false, signal: 0, ran_at: Instant::now() })
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
         self.is_stopped
+    }
+
+    /// A time since which it has stood at most: when it was last seen to run.
+    pub(crate) fn ran_at(&self) -> Instant {
+        self.ran_at
     }
 
     /// Has it stop, wherever it is.
@@ -60,6 +94,7 @@ impl Held {
     pub(crate) fn wait(&mut self, until: Instant) -> Option<Stop> {
         loop {
             let mut status = 0;
+            let asked = Instant::now();
             // SAFETY: the kernel writes one number.
             let found = unsafe { libc::waitpid(self.thread, &raw mut status, libc::__WALL | libc::WNOHANG) };
             if found == self.thread {
@@ -68,7 +103,8 @@ impl Held {
             if found < 0 {
                 return Some(Stop::Over);
             }
-            if Instant::now() >= until {
+            self.ran_at = asked;
+            if asked >= until {
                 return None;
             }
             std::thread::sleep(LOOK_EVERY);

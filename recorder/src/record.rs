@@ -14,6 +14,7 @@ use crate::output::{self, Moment, Overwrite, TraceFile};
 use crate::process::{self, AddressSpace, Fate, Reach, Target};
 use crate::segments::Bounds;
 use crate::standstill::Standstill;
+use crate::suspended::Suspension;
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{CLibrary, Patience, Symbols};
 use crate::ticks::{self, Timeline};
@@ -242,6 +243,7 @@ struct Recorder<'a> {
     alive_at: Nanos,
     heartbeat: Heartbeat,
     standstill: Standstill,
+    suspension: Suspension,
     drain: Drain,
     timeline: Timeline,
     translator: Translator,
@@ -359,6 +361,7 @@ impl<'a> Recorder<'a> {
             alive_at: Nanos(0),
             heartbeat: Heartbeat::new(),
             standstill,
+            suspension: Suspension::default(),
             liveness,
             target,
             witness,
@@ -407,6 +410,7 @@ impl<'a> Recorder<'a> {
             if n_records > 0 {
                 busy_at = Instant::now();
                 self.standstill.busy();
+                self.tell_suspension(Suspension::runs);
             }
             let longest = if began.elapsed() < YOUNG { FIRST_PAUSE } else { PAUSES.1 };
             pause = if n_records > 0 { PAUSES.0 } else { (pause * 2).min(longest) };
@@ -436,6 +440,9 @@ impl<'a> Recorder<'a> {
             if now >= names_at {
                 names_at = now + NAMES_EVERY;
                 self.look_at_threads();
+                if now - busy_at > NAMES_EVERY {
+                    self.tell_suspension(|it, target| it.look(target));
+                }
                 // A process that has become another program by `exec` lives on, without us.
                 if now - busy_at > NAMES_EVERY && self.is_another_program() {
                     // Or one whose session has just ended: it unmaps its ring then.
@@ -581,6 +588,12 @@ impl<'a> Recorder<'a> {
             self.has_told_sandbox = true;
             let text = "sandbox=added: the program put a filter of system calls on itself after the recording began; from here on, stacks of coroutines end at their first page, and at its end the process does not wait for the trace";
             self.translator.note(self.now(), text.to_owned());
+        }
+    }
+
+    fn tell_suspension(&mut self, look: impl Fn(&mut Suspension, &Target) -> Vec<String>) {
+        for note in look(&mut self.suspension, &self.target) {
+            self.translator.note(self.now(), note);
         }
     }
 

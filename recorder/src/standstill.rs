@@ -1,12 +1,12 @@
-//! A process of a job of several ranks that has been silent for long: the stacks of its Python threads go into the trace, so that a job that is
+//! A process of a job of several ranks that has been silent for long: the stacks of its threads go into the trace, so that a job that is
 //! killed while it hangs says what each of its ranks did.
 //!
 //! Silence is no hang: a server that nobody asks is silent, too. So a stack costs little (milliseconds of the recorder, nothing of
-//! the process, some kilobytes), and the pauses grow: at 1, 6, 16, 36, ... minutes of silence where `--hang-after` is a minute.
+//! the process, some kilobytes), and the pauses grow: at 1, 4, 10, 22, ... minutes of silence where `--hang-after` is a minute.
 
 use crate::drain::{Happened, Stamped};
 use crate::process::Target;
-use crate::python_stacks::{Line, NoStacks, ThreadStack, stacks};
+use crate::thread_stacks::{End, How, NoStacks, Stacks, stacks};
 use crate::translate::{Item, Translator};
 use crossbeam_channel::{Receiver, bounded};
 use gputrace_schemas::event::{
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 /// What `--hang-after` is by default.
 pub(crate) const HANG_AFTER: Duration = Duration::from_secs(60);
-/// From the first stacks of a silence to the next; twice as long after each.
-const AGAIN: Duration = Duration::from_secs(300);
+/// From the first stacks of a silence to the next, as a multiple of `--hang-after`; twice as long after each.
+const AGAIN: u32 = 3;
 /// The longest of these pauses.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// What was read, and for how long the process had been silent then.
-pub(crate) type Read = (Result<Vec<ThreadStack>, NoStacks>, Duration);
+pub(crate) type Read = (Result<Stacks, NoStacks>, Duration);
 
 /// Watches for silence.
 pub(crate) struct Standstill {
@@ -35,8 +35,8 @@ pub(crate) struct Standstill {
     due: Instant,
     pause: Duration,
     asked: Option<Receiver<Read>>,
-    /// Lines that the trace has.
-    lines: HashMap<Line, FrameId>,
+    /// Frames that the trace has.
+    frames: HashMap<Frame, FrameId>,
 }
 
 impl Standstill {
@@ -48,9 +48,9 @@ impl Standstill {
             is_of_job,
             silent_since: now,
             due,
-            pause: AGAIN,
+            pause: after.unwrap_or_default() * AGAIN,
             asked: None,
-            lines: HashMap::new(),
+            frames: HashMap::new(),
         }
     }
 
@@ -63,7 +63,7 @@ impl Standstill {
     pub(crate) fn busy(&mut self) {
         self.silent_since = Instant::now();
         self.due = self.silent_since + self.after.unwrap_or_default();
-        self.pause = AGAIN;
+        self.pause = self.after.unwrap_or_default() * AGAIN;
     }
 
     /// Begins to read stacks, if it is time, and gives what has been read.
@@ -91,34 +91,51 @@ impl Standstill {
 
     /// Puts into the trace what was read.
     pub(crate) fn write(&mut self, to: &mut Translator, time: Nanos, (read, silent): Read) {
-        let silent = Nanos(u64::try_from(silent.as_nanos()).unwrap_or(u64::MAX));
-        let threads = match read {
-            Ok(threads) => threads,
+        let silent = nanos(silent);
+        let read = match read {
+            Ok(read) => read,
             Err(why) => return to.note(time, format!("stacks.read=refused: {why}")),
         };
-        for read in threads.iter().filter(|read| !read.lines.is_empty()) {
-            let frames = read.lines.iter().map(|line| self.frame(to, line)).collect();
+        if let Some(why) = &read.no_python {
+            to.note(time, format!("stacks.python=none: {why}"));
+        }
+        for read in read.threads.iter().filter(|read| !read.frames.is_empty()) {
+            let frames = read.frames.iter().map(|frame| self.frame(to, frame)).collect();
             to.n_stacks += 1;
             let stack = StackId(to.n_stacks);
-            to.items.push(Item::Stack(stack, Stack { frames, ..Stack::default() }));
+            let truncated = !matches!(read.how, How::None(_)) && read.end != End::Whole;
+            to.items.push(Item::Stack(stack, Stack { frames, truncated, ..Stack::default() }));
             let known = to.threads.iter().rposition(|thread| thread.tid == read.tid);
             let thread = match known {
                 Some(at) => ThreadId(at as u32),
                 None => to.thread(Thread { tid: read.tid, name: read.name.clone() }),
             };
-            let note = StackRead { silent, state: read.state, is_torn: read.is_torn };
+            let stopped = match &read.how {
+                How::Stopped(time) => Some(nanos(*time)),
+                How::Waiting | How::None(_) => None,
+            };
+            let note = StackRead { silent, state: read.state, is_torn: read.is_torn, stopped };
             to.push(Event { time, thread, stack, kind: EventKind::Note(note.to_string()) });
         }
     }
 
-    fn frame(&mut self, to: &mut Translator, line: &Line) -> FrameId {
-        let made = || {
-            to.frame(Frame::Python {
-                function: line.function.clone(),
-                file: line.file.clone(),
-                line: line.line,
-            })
+    fn frame(&mut self, to: &mut Translator, frame: &Frame) -> FrameId {
+        let frame = match frame {
+            // Modules have other numbers in the trace.
+            Frame::Native { address, function, file, line, inlined, .. } => Frame::Native {
+                address: *address,
+                module: to.module_at(address.saturating_sub(1)),
+                function: function.clone(),
+                file: file.clone(),
+                line: *line,
+                inlined: *inlined,
+            },
+            Frame::Python { .. } => frame.clone(),
         };
-        *self.lines.entry(line.clone()).or_insert_with(made)
+        *self.frames.entry(frame.clone()).or_insert_with(|| to.frame(frame))
     }
+}
+
+fn nanos(time: Duration) -> Nanos {
+    Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }

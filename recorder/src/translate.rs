@@ -226,7 +226,7 @@ impl Translator {
     }
 
     /// The newest module with this address: what was unmapped before it does not count.
-    fn module_at(&self, address: u64) -> Option<ModuleId> {
+    pub(crate) fn module_at(&self, address: u64) -> Option<ModuleId> {
         let at = self.modules.iter().rposition(|module| contains(module, address))?;
         Some(ModuleId(at as u32))
     }
@@ -864,7 +864,7 @@ actions! {
     PrimaryRelease PrimaryReset MemInfo MulticastCreate CaptureBegin CaptureEnd ImportPointer PoolShare Init
     PoolSelect PoolOf GraphInstantiate GraphLaunch GraphExecDestroy GraphDestroy GraphMemTrim GraphMemGet CodeLoad
     CodeUnload FunctionLoad LimitSet PeerEnable TorchPoolBegin TorchPoolEnd TorchPoolRelease TorchPoolCreate
-    TorchPoolUseOnOom TorchPoolNoSplit TorchTrim HeapAlloc HeapFree
+    TorchPoolUseOnOom TorchPoolNoSplit TorchTrim HeapAlloc HeapFree Checkpoint
 }
 
 #[cfg(test)]

@@ -733,6 +733,8 @@ numbered! {
         HeapAlloc = 64,
         /// The same given back: `addr`.
         HeapFree = 65,
+        /// A checkpoint of the process in `handle`, this or another: 1 locked, 2 taken, 3 restored, 4 unlocked in `extra`.
+        Checkpoint = 66,
     }
 }
 

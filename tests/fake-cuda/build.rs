@@ -31,6 +31,7 @@ const LIBRARIES: &[Library] = &[
             "driver/array.c",
             "driver/book.c",
             "driver/call.c",
+            "driver/checkpoint.c",
             "driver/context.c",
             "driver/graph.c",
             "driver/memory.c",

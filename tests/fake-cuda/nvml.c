@@ -5,7 +5,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
 
 typedef struct { int index; } *nvmlDevice_t;
 typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
@@ -79,6 +79,7 @@ EXPORT const char *nvmlErrorString(int result)
     case NO_PERMISSION: return "Insufficient Permissions";
     case NOT_FOUND: return "Not Found";
     case INSUFFICIENT_SIZE: return "Insufficient Size";
+    case TIMEOUT: return "Timeout";
     default: return "Unknown Error";
     }
 }
@@ -291,7 +292,7 @@ static int processes(nvmlDevice_t device, unsigned *count, char *out, size_t str
     CHECKED_PLACE(device, count);
     for (int i = 0; i < USAGE_SLOTS; i++) {
         const struct usage_slot *slot = &file->slots[i];
-        if (!slot->pid || !usage_alive(slot) || !slot->used[place]) continue;
+        if (!slot->pid || !usage_alive(slot) || !slot->used[place] || slot->state == PROCESS_CHECKPOINTED) continue;
         if (clients && !slot->is_client) continue;
         if (out && found < room) {
             unsigned part = instance < 0 ? ~0u : (unsigned)instance;
@@ -344,12 +345,96 @@ EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigne
     return SUCCESS;
 }
 
+/* FAKE_NVML_FAULTS=FILE: faults of cards, a line each, which a test may add while programs run: `xid CARD NUMBER` is an event for
+ * every set that was made before, `field CARD ID VALUE` what a field of that card has from then on. */
+typedef struct { FILE *from; unsigned long long types; } *nvmlEventSet_t;
+typedef struct {
+    nvmlDevice_t device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+} nvmlEventData_t;
+typedef struct {
+    unsigned id, scope;
+    long long timestamp, latency;
+    int type, result;
+    unsigned long long value;
+} nvmlFieldValue_t;
+enum { XID_CRITICAL_ERROR = 8, UNSIGNED_LONG_LONG = 3 };
+
+static FILE *faults(void)
+{
+    const char *path = getenv("FAKE_NVML_FAULTS");
+    return path && *path ? fopen(path, "re") : NULL;
+}
+
+EXPORT int nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *out)
+{
+    CHECKED(device, out);
+    *out = XID_CRITICAL_ERROR;
+    return SUCCESS;
+}
+EXPORT int nvmlEventSetCreate(nvmlEventSet_t *out)
+{
+    if (!users) return UNINITIALIZED;
+    *out = calloc(1, sizeof **out);
+    if ((*out)->from = faults(), (*out)->from) fseek((*out)->from, 0, SEEK_END);
+    return SUCCESS;
+}
+EXPORT int nvmlEventSetFree(nvmlEventSet_t set)
+{
+    if (set->from) fclose(set->from);
+    free(set);
+    return SUCCESS;
+}
+EXPORT int nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
+{
+    CHECKED(device, set);
+    if (types & ~(unsigned long long)XID_CRITICAL_ERROR) return NOT_SUPPORTED;
+    set->types |= types;
+    return SUCCESS;
+}
+EXPORT int nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *out, unsigned milliseconds)
+{
+    char line[128];
+    unsigned card;
+    unsigned long long number;
+    for (;; usleep(1000)) {
+        if (!set->from) set->from = faults();
+        if (set->from) clearerr(set->from);
+        while (set->from && fgets(line, sizeof line, set->from)) {
+            if (sscanf(line, "xid %u %llu", &card, &number) != 2 || !set->types || card >= (unsigned)device_cards()) continue;
+            *out = (nvmlEventData_t){(nvmlDevice_t)&devices[card], XID_CRITICAL_ERROR, number, ~0u, ~0u};
+            return SUCCESS;
+        }
+        if (!milliseconds--) return TIMEOUT;
+    }
+}
+EXPORT int nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *out, unsigned milliseconds)
+{
+    return nvmlEventSetWait_v2(set, out, milliseconds);
+}
+
+EXPORT int nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
+{
+    char line[128];
+    unsigned card, id;
+    unsigned long long number;
+    CHECKED(device, values);
+    FILE *from = faults();
+    if (!from) return NOT_SUPPORTED;
+    for (int i = 0; i < count; i++) values[i].type = UNSIGNED_LONG_LONG, values[i].result = SUCCESS, values[i].value = 0;
+    while (fgets(line, sizeof line, from))
+        for (int i = 0; i < count && sscanf(line, "field %u %u %llu", &card, &id, &number) == 3; i++)
+            if ((int)card == index && id == values[i].id) values[i].value = number;
+    fclose(from);
+    return SUCCESS;
+}
+
 /* Asked for by PyTorch (c10/cuda/driver_api.h), NCCL (misc/nvmlwrap.cc) and torch.cuda's own queries; a fake device has none of this. */
 #define ABSENT(name)                                                                                         \
     EXPORT int name(void);                                                                                   \
     EXPORT int name(void) { return users ? NOT_SUPPORTED : UNINITIALIZED; }
 ABSENT(nvmlDeviceGetClockInfo)
-ABSENT(nvmlDeviceGetFieldValues)
 ABSENT(nvmlDeviceGetGpuFabricInfoV)
 ABSENT(nvmlDeviceGetNvLinkCapability)
 ABSENT(nvmlDeviceGetNvLinkRemoteDeviceType)

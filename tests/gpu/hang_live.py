@@ -3,7 +3,7 @@
 
 usage: hang_live.py FOLDER
 
-FOLDER has `gputrace` and `libgputrace.so`. Two GPUs, PyTorch, NCCL; about two minutes, all jobs at once. PASS and FAIL lines; exit status 0
+FOLDER has `gputrace` and `libgputrace.so`. Two GPUs, PyTorch, NCCL; about four minutes, all jobs at once. PASS and FAIL lines; exit status 0
 only without FAIL. Asserts which rank is named, and where its thread stood.
 """
 import json, os, signal, subprocess, sys, tempfile, time
@@ -11,7 +11,7 @@ import json, os, signal, subprocess, sys, tempfile, time
 FOLDER = os.path.abspath(sys.argv[1])
 GPUTRACE = os.path.join(FOLDER, "gputrace")
 PROGRAM = r'''
-import os, queue, sys, time
+import os, queue, subprocess, sys, threading, time
 import torch, torch.distributed as dist
 kind = sys.argv[1]
 rank = int(os.environ["RANK"])
@@ -26,6 +26,18 @@ def slow_save():
             file.write(bytes(1 << 20)); file.flush(); time.sleep(0.05)
     os.unlink(file.name)
 
+def spin_for_ever():
+    while True: pass
+
+def hold_a_lock_twice():
+    lock = threading.Lock()
+    lock.acquire(); lock.acquire()
+
+def compile_it():
+    # A compiler is processes that use a processor.
+    code = "import time; end = time.time() + 20\nwhile time.time() < end: pass"
+    subprocess.run([sys.executable, "-c", code], env={})
+
 def at_fault(step):
     if rank != 1: return
     if kind == "sleeps" and step == 40: time.sleep(1000)
@@ -33,10 +45,15 @@ def at_fault(step):
     if kind == "oom" and step == 40:
         try: torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
         except torch.OutOfMemoryError: return "skip"
+    if kind == "spins" and step == 40: spin_for_ever()
+    if kind == "lock" and step == 40: hold_a_lock_twice()
+    if kind == "item" and step == 40: time.sleep(1000)
+    if kind == "exits" and step == 40: os._exit(3)
     if kind == "saves" and step % 40 == 39: slow_save()
     if kind == "evaluates" and step % 40 == 39:
         end = time.time() + 12
         while time.time() < end: (statistics @ statistics).item()
+    if kind == "compiles" and step == 60: compile_it()
 
 step = 0
 while True:
@@ -44,12 +61,18 @@ while True:
     if what != "skip": dist.all_reduce(gradients)
     if kind != "ahead" or (rank, step) != (1, 40): dist.all_reduce(statistics)
     else: time.sleep(1000)
-    if step % 4 == 3: statistics.mean().item()
+    if step % 4 == 3 or (kind == "item" and step > 38): statistics.mean().item()
     step += 1
     time.sleep(0.02)
 '''
 # Kind: the rank that is named, and what is in its stack (a function of C's has no frame there); None of a healthy job.
-JOBS = {"sleeps": (1, "at_fault"), "queue": (1, "Queue.get"), "oom": (1, "ran out of memory"), "ahead": (1, "<module>"), "saves": None, "evaluates": None}
+JOBS = {
+    "sleeps": (1, "at_fault"), "queue": (1, "Queue.get"), "oom": (1, "ran out of memory"), "ahead": (1, "<module>"),
+    "spins": (1, "spin_for_ever"), "lock": (1, "hold_a_lock_twice"), "item": (1, "at_fault"), "exits": (1, "ended"),
+    "saves": None, "evaluates": None, "compiles": None,
+}
+# A rank that is busy is called a hang only after ten times the silence after which stacks are read.
+HANG_AFTER, LASTS = 9, 170
 failed = []
 
 
@@ -76,17 +99,17 @@ with tempfile.TemporaryDirectory() as work:
         folder = os.path.join(work, kind)
         os.makedirs(folder)
         common = dict(os.environ, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(29600 + number), TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_ENABLE_MONITORING="0")
-        command = [GPUTRACE, "record", "-q", "--hang-after", "15", "-o", f"{folder}/%p.gtr", "--", sys.executable, program, kind]
+        command = [GPUTRACE, "record", "-q", "--hang-after", str(HANG_AFTER), "-o", f"{folder}/%p.gtr", "--", sys.executable, program, kind]
         log = open(f"{folder}/log", "w")
         started[kind] = [subprocess.Popen(command, env=dict(common, RANK=str(r), LOCAL_RANK=str(r)), stdout=log, stderr=log, start_new_session=True) for r in range(2)]
     began, wrong = time.time(), set()
-    while time.time() - began < 100:
+    while time.time() - began < LASTS:
         time.sleep(5)
         for kind, expected in JOBS.items():
             if expected is None and ranks(os.path.join(work, kind))["verdict"] in ("hangs", "inconsistent"): wrong.add(kind)
     for kind, expected in JOBS.items():
         folder = os.path.join(work, kind)
-        alive = all(process.poll() is None for process in started[kind])
+        alive = kind == "exits" or all(process.poll() is None for process in started[kind])
         said, shown = ranks(folder), text(folder)
         if expected is None:
             say(alive and kind not in wrong, f"{kind}: healthy, never called a hang ({said['verdict']})")
@@ -97,10 +120,12 @@ with tempfile.TemporaryDirectory() as work:
     pids = [str(process.pid) for process in started["sleeps"]]
     stacks = subprocess.run([GPUTRACE, "stacks", os.path.join(work, "sleeps")], capture_output=True, text=True).stdout
     say("at_fault" in stacks, "stacks of a job that hangs name the line")
+    say("libcuda" in stacks or "libtorch" in stacks, "stacks have native frames")
     print("\n".join(stacks.splitlines()[:30]))
     for processes in started.values():
         for process in processes:
-            os.killpg(process.pid, signal.SIGKILL)
+            try: os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError: pass
             process.wait()
     time.sleep(3)
     for kind, expected in JOBS.items():

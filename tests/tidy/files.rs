@@ -22,6 +22,7 @@ const FILES: [(&str, usize, Writes, &str); 36] = [
         "makes a new file in /dev/shm (O_EXCL); what is there is opened by opened.rs",
     ),
     ("recorder/src/late.rs", 1, Writes::No, "/proc/PID/mem, to lock it"),
+    ("recorder/src/foreign.rs", 1, Writes::No, "/proc/PID/mem, which belongs to the kernel"),
     ("recorder/src/left.rs", 1, Writes::No, "opens rings by `MapFile`, which asks"),
     ("recorder/src/limits.rs", 1, Writes::Yes, "/proc/self"),
     ("recorder/src/messages.rs", 1, Writes::Yes, "makes a new log in /dev/shm (O_EXCL, O_NOFOLLOW)"),
@@ -33,7 +34,6 @@ const FILES: [(&str, usize, Writes, &str); 36] = [
         "the one place where files are written: it looks after it has opened",
     ),
     ("recorder/src/process.rs", 7, Writes::No, "texts of the kernel's in /proc and /proc/self"),
-    ("recorder/src/python_stacks.rs", 1, Writes::No, "/proc/PID/mem, which belongs to the kernel"),
     ("recorder/src/record.rs", 1, Writes::No, "/proc/self"),
     (
         "recorder/src/segments.rs",

@@ -32,6 +32,8 @@ enum Said {
     PoolSelect(i16),
     PoolOf(i16, u64),
     Function(u64),
+    /// The last step of a checkpoint of a process.
+    Checkpoint(u64),
     Limit(i16, u64),
     Peer(i16, u64),
     UseOnOom(u64, u64),
@@ -183,6 +185,7 @@ impl Driver {
             Action::TorchPoolUseOnOom => self.say(Said::UseOnOom(call.handle, call.extra), born()),
             Action::TorchPoolNoSplit => self.say(Said::NoSplit(call.handle, call.extra), born()),
             Action::GraphMemTrim => self.say(Said::GraphTrim(call.device), born()),
+            Action::Checkpoint => self.say(Said::Checkpoint(call.handle), born()),
             Action::Init => {
                 self.said.entry(Said::Init).or_insert_with(born);
             }
@@ -398,6 +401,7 @@ fn is_of_pool(said: Said, handle: u64) -> bool {
         | Said::UseOnOom(..)
         | Said::NoSplit(..)
         | Said::GraphTrim(_)
+        | Said::Checkpoint(_)
         | Said::Init => false,
     }
 }

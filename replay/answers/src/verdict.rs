@@ -22,6 +22,7 @@ use gputrace_report::history;
 use gputrace_report::model::{Section, Value, Verdict};
 use gputrace_report::sections::device_name;
 use gputrace_report::summary::used_devices;
+use gputrace_trace::faults;
 use gputrace_trace::import::Requests;
 use gputrace_trace::ledger::{PjrtOom, Refusal, TorchOom, Wall};
 use gputrace_trace::words::{bytes, count, quote, time};
@@ -46,6 +47,8 @@ enum Kind {
     Left,
     /// A signal ended the process, or nobody saw how it ended.
     Killed,
+    /// A GPU failed, as NVML reported.
+    GpuFault,
     /// Nothing is wrong.
     Nothing,
     /// The process still runs, and nothing is wrong so far.
@@ -62,6 +65,7 @@ impl Kind {
             Kind::Of(kind) => kind.names(),
             Kind::Left => ("left", "the process ended itself"),
             Kind::Killed => ("killed", "the process was killed"),
+            Kind::GpuFault => ("gpu_fault", "a GPU reported a fault"),
             Kind::Nothing => ("nothing_wrong", "nothing is wrong"),
             Kind::Running => ("running", "nothing is wrong so far"),
             Kind::CannotTell => ("cannot_tell", "cannot tell"),
@@ -180,6 +184,17 @@ impl Evidence<'_> {
         let mut all: Vec<Finding> =
             much.into_iter().map(|(cause, case)| self.of_cause(cause, case)).collect();
         let killed = self.killed();
+        if let Some(fault) = self.fault() {
+            // What ended the process comes first; a fault that it survived comes after what is wrong with its memory.
+            match killed {
+                Some(killed) => {
+                    all.insert(0, Finding { what: format!("{}; {}", fault.what, killed.what), ..fault })
+                }
+                None => all.push(fault),
+            }
+            all.truncate(1 + MORE_CAUSES);
+            return all;
+        }
         match (all.first_mut(), killed) {
             (Some(worst), Some(killed)) => worst.what = format!("{}; {}", worst.what, killed.what),
             (None, Some(killed)) => all.push(killed),
@@ -220,7 +235,9 @@ impl Evidence<'_> {
             }
             None => vec![self.without_cause(failure, what)],
         };
+        all.extend(self.fault());
         all.extend(causes.take(MORE_CAUSES));
+        all.truncate(1 + MORE_CAUSES);
         all
     }
 
@@ -347,6 +364,22 @@ impl Evidence<'_> {
             false => format!("{} of {} are {role}", bytes(of_role), bytes(held.bytes)),
         };
         format!("{less}: {of}; no allocator setting makes it fit")
+    }
+
+    /// The worst fault of a GPU that NVML reported.
+    fn fault(&self) -> Option<Finding> {
+        let (at, fault) = self.story.ledger.health.worst()?;
+        let others = self.story.ledger.health.n_faults - 1;
+        let more = if others > 0 { format!("; {} more faults", count(others)) } else { String::new() };
+        faults::is_critical(fault).then(|| Finding {
+            kind: Kind::GpuFault,
+            cause: "",
+            what: format!("{}{more}", faults::text(&self.story.process, *at, fault)),
+            site: String::new(),
+            sure: "certain that NVML reported it; XIDs of a card may be due to any process on it".into(),
+            fix: Fix::words(faults::remedy(fault), ""),
+            next: self.command("report --all"),
+        })
     }
 
     /// How the process ended, where that was no end of its own.

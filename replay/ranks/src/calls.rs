@@ -404,6 +404,20 @@ pub struct ReadStack {
     pub stack: Vec<String>,
 }
 
+/// The Python function in which a main thread was at every reading of its stack in the last silence of its process, called from the same
+/// lines each time.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
+pub struct SameFunction {
+    /// `function (file)`.
+    pub function: String,
+    /// How often it was read.
+    pub n_readings: u32,
+    /// For how long nothing had come of the process at the first and at the last reading.
+    pub first: Nanos,
+    /// See `first`.
+    pub last: Nanos,
+}
+
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -462,6 +476,12 @@ pub struct Participant {
     /// Stacks that its recorder read last, the main thread's first.
     #[serde(default)]
     pub read_stacks: Vec<ReadStack>,
+    /// Where its main thread was each time that they were read.
+    #[serde(default)]
+    pub same_function: Option<SameFunction>,
+    /// Faults of its GPUs, and what suspends it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<super::troubles::Trouble>,
     /// How it ended.
     pub ending: Ending,
     /// The same in words, of it.

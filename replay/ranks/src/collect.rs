@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::calls::{
     CallKind, Closing, Ending, FailedCall, Lane, LastSeen, Membership, OpenCall, Participant, PlaceId,
-    ReadStack, Reduction, Signature, UnfinishedCall,
+    ReadStack, Reduction, SameFunction, Signature, UnfinishedCall,
 };
 use super::memory;
 use super::names::MAKES_DEFAULT_GROUP;
@@ -26,6 +26,8 @@ const IN_PROGRESS: i32 = 7;
 const MAX_FAILED: usize = 64;
 /// Threads whose stacks are kept.
 const MAX_STACKS: usize = 64;
+/// Stacks read of all threads whose thread and number are kept, to see whether one stays where it is.
+const MAX_READ: usize = 4096;
 /// Heartbeats that are kept: an hour of them.
 const MAX_BEATS: usize = 360;
 /// Lines of a stack that are kept.
@@ -68,6 +70,8 @@ pub struct Collector<'a> {
     beats: VecDeque<(Nanos, Alive)>,
     /// Stacks that were read last, all at one time.
     read: Vec<(Nanos, ThreadId, StackRead, StackId)>,
+    /// The same of every time, the oldest left out.
+    read_before: VecDeque<(ThreadId, StackRead, StackId)>,
     peaks: memory::Peaks,
     shares: Shares,
 }
@@ -134,6 +138,7 @@ impl<'a> Collector<'a> {
             newest: Nanos(0),
             alive_at: None,
             beats: VecDeque::new(),
+            read_before: VecDeque::new(),
             read: vec![],
             peaks: memory::Peaks::default(),
             shares: Shares::default(),
@@ -395,6 +400,33 @@ impl<'a> Collector<'a> {
         marks
     }
 
+    /// The Python function in which the main thread was at every reading of the last silence, called from the same lines each time.
+    fn same_function(&self, story: &Story) -> Option<SameFunction> {
+        let threads: FxHashMap<ThreadId, Thread> = self.source.threads().into_iter().collect();
+        let is_main = |id: &ThreadId| threads.get(id).is_some_and(|thread| thread.tid == story.process.pid);
+        let mut same: Option<SameFunction> = None;
+        let mut calls = vec![];
+        let of_main = self.read_before.iter().rev().filter(|(thread, ..)| is_main(thread));
+        for (_, read, stack) in of_main {
+            let (function, from) = innermost_python(self.definitions, *stack)?;
+            match &mut same {
+                None => {
+                    let newest = read.silent;
+                    calls = from;
+                    same = Some(SameFunction { function, n_readings: 1, first: newest, last: newest });
+                }
+                // An earlier silence ended meanwhile.
+                Some(same) if read.silent >= same.first => break,
+                Some(same) if function == same.function && calls == from => {
+                    same.n_readings += 1;
+                    same.first = read.silent;
+                }
+                Some(_) => return None,
+            }
+        }
+        same
+    }
+
     fn read_stacks(&mut self, story: &Story) -> Vec<ReadStack> {
         let threads: FxHashMap<ThreadId, Thread> = self.source.threads().into_iter().collect();
         let read = std::mem::take(&mut self.read);
@@ -462,7 +494,7 @@ impl<'a> Collector<'a> {
                 self.seen(time, what, stack)
             })
             .collect();
-        let read_stacks = self.read_stacks(story);
+        let (same, read_stacks) = (self.same_function(story), self.read_stacks(story));
         let end = story.end();
         let ending = match end {
             Some(end) if end.is_own() => Ending::Exit,
@@ -499,6 +531,8 @@ impl<'a> Collector<'a> {
             alive_at: self.alive_at.map_or(self.end, |alive_at| alive_at.max(self.newest)),
             beats: self.beats.into(),
             read_stacks,
+            same_function: same,
+            troubles: super::troubles::troubles(&story.process, &story.ledger.health),
             ending,
             ended,
             shares: self.shares,
@@ -535,6 +569,10 @@ impl Watch for Collector<'_> {
                 if let Some(read) = StackRead::parse(note).filter(|_| event.stack != StackId(0)) {
                     self.read.retain(|(time, ..)| *time == event.time);
                     self.read.push((event.time, event.thread, read, event.stack));
+                    self.read_before.push_back((event.thread, read, event.stack));
+                    if self.read_before.len() > MAX_READ {
+                        self.read_before.pop_front();
+                    }
                 }
                 let alive_at = note.strip_prefix("process.alive_at=").and_then(|at| at.parse().ok());
                 self.alive_at = alive_at.map(Nanos).or(self.alive_at);
@@ -656,6 +694,18 @@ fn signature(enter: &NcclEnter, reductions: &FxHashMap<u64, Reduction>) -> Signa
 }
 
 /// A stack for people, innermost first.
+/// `function (file)` of the innermost Python frame, and the lines that it was called from.
+fn innermost_python(definitions: &dyn Definitions, stack: StackId) -> Option<(String, Vec<String>)> {
+    let frames = definitions.stack(stack)?.frames.iter().filter_map(|id| definitions.frame(*id));
+    let mut python = frames.filter_map(|frame| match frame {
+        Frame::Python { function, file, line } => Some((function, file, line)),
+        Frame::Native { .. } => None,
+    });
+    let (function, file, _) = python.next()?;
+    let innermost = format!("{function} ({})", file.rsplit('/').next().unwrap_or(file));
+    Some((innermost, python.map(|(function, file, line)| format!("{function} ({file}:{line})")).collect()))
+}
+
 fn lines(definitions: &dyn Definitions, stack: StackId) -> Vec<String> {
     let Some(stack) = definitions.stack(stack) else { return vec![] };
     let frames = stack.frames.iter().filter_map(|id| definitions.frame(*id));

@@ -15,6 +15,7 @@ pub mod collect;
 pub mod diagnose;
 pub mod findings;
 pub mod gpu;
+mod health;
 pub mod jobs;
 mod kinds;
 mod lateness;
@@ -33,5 +34,6 @@ mod show;
 #[cfg(test)]
 mod tests;
 mod tracks;
+pub mod troubles;
 pub mod verdict;
 pub mod waits;

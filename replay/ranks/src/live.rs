@@ -6,17 +6,24 @@
 //! - Its events. Who asks for memory or launches through the driver is at work elsewhere.
 //! - Its processor time and its I/O, which the recorder's heartbeats have: a compilation uses the first, a save the second.
 //! - Time. What is none of these and lasts [`HANG_AFTER`] is called a hang; until then it is called a wait.
+//!
+//! A rank that uses a processor for long without an event is called a hang in the end, too ([`BUSY_TOO_LONG`], `Participant::stays_in`).
 
 use gputrace_analyse::story::NO_END;
 use gputrace_schemas::event::{Alive, Nanos};
 
-use super::calls::{Ending, Participant, ReadStack, Sequence};
+use super::calls::{Ending, Participant, ReadStack, SameFunction, Sequence};
 use super::findings::Place;
 use super::show;
 
 /// A rank that shows no sign of work for so long while others wait for it hangs, nanoseconds. NCCL's own watchdog in PyTorch gives up
 /// after 600 s.
 pub const HANG_AFTER: u64 = 30_000_000_000;
+/// A rank that works and shows no event for so long while others wait for it hangs, wherever its thread is, nanoseconds.
+pub const BUSY_TOO_LONG: u64 = 30 * 60 * 1_000_000_000;
+/// So often must a main thread have been in the same function, and so many times longer must its process have been silent at the last reading
+/// than at the first: with `--hang-after 60`, readings after 1, 4 and 10 minutes. NCCL's own watchdog in PyTorch gives up after 10.
+const SAME_READINGS: (u32, u64) = (3, 8);
 /// Least time that is called waiting while the job runs: what has happened meanwhile may not be in every trace yet.
 pub(super) const LEAST_WAIT: i128 = 3_000_000_000;
 /// A heartbeat that is older than this when others have newer ones is the last of its recorder: two were missed.
@@ -24,6 +31,8 @@ const SILENT: u64 = 2 * Alive::EVERY.0 + 5_000_000_000;
 /// Who uses this part of a processor or more works: what watches a process in its own threads (PyTorch's and NCCL's watchdogs, loggers)
 /// uses some hundredths; who computes on a machine with ten times as many threads as processors gets a tenth.
 const BUSY_SHARE: f64 = 0.1;
+/// A process whose main thread is ready to run for this part of the time, or that runs, wants to work, whether or not a busy machine lets it.
+const STARVED_SHARE: f64 = 0.5;
 /// Who moves so many bytes or more in ten seconds works; loggers and keep-alives move some thousand.
 const BUSY_BYTES: u64 = 1 << 20;
 /// The first times that a call was followed by another are not held for usual: programs compile and warm up then.
@@ -72,6 +81,9 @@ impl Participant {
 
     /// Where its main thread stood still at its end, as its recorder read from outside after all else that is known of it.
     pub(super) fn stands_at(&self) -> Option<&ReadStack> {
+        if self.ending == Ending::Exit {
+            return None;
+        }
         let main = self.read_stacks.first().filter(|read| read.tid == self.process.pid)?;
         (main.time > self.last_seen()).then_some(main)
     }
@@ -89,6 +101,15 @@ impl Participant {
         })
     }
 
+    /// The function in which its main thread was each time that its recorder read it in this silence, often enough to say that it stays there.
+    pub(super) fn stays_in(&self) -> Option<&SameFunction> {
+        let same = self.same_function.as_ref()?;
+        let (least, times) = SAME_READINGS;
+        let is_long = same.n_readings >= least && same.last.0 / times >= same.first.0;
+        // Read after all else that is known of it.
+        (is_long && self.stands_at().is_some()).then_some(same)
+    }
+
     /// What it did lately, looking at heartbeats that cover nothing from before `since`.
     pub(super) fn work_since(&self, since: Nanos) -> Work {
         let whole = self.beats.windows(2).rev().find(|pair| pair[0].0 >= since);
@@ -104,7 +125,8 @@ impl Participant {
         let moved = alive.moved.map_or(0, |moved| moved.0);
         let per = |nanos_of: u64| (u128::from(moved) * u128::from(nanos_of) / u128::from(nanos)) as u64;
         let (bytes_per_s, in_one) = (per(1_000_000_000), per(Alive::EVERY.0));
-        match share >= BUSY_SHARE || in_one >= BUSY_BYTES {
+        let wanted = share + alive.starved.map_or(0.0, |starved| starved.0 as f64 / nanos as f64);
+        match share >= BUSY_SHARE || wanted >= STARVED_SHARE || in_one >= BUSY_BYTES {
             true => Work::Busy { share, bytes_per_s },
             false => Work::Idle,
         }
@@ -161,6 +183,10 @@ mod tests {
             (Nanos(seconds * 1_000_000_000), Alive { cpu, moved: Some(Bytes(moved)), ..Alive::default() })
         };
         let mut one = crate::tests::participants(&["init:w AR8@10"]).remove(0);
+        // Ready to run for most of the time, on a machine that has no processor for it.
+        one.beats = vec![beat(10, 100, 0), beat(20, 100, 0)];
+        one.beats[1].1.starved = Some(Nanos(8_000_000_000));
+        assert!(matches!(one.work_since(Nanos(0)), Work::Busy { share: 0.01, .. }));
         one.beats = vec![beat(10, 9000, 0), beat(20, 9000, 0), beat(30, 100, 4000), beat(40, 100, 2 << 20)];
         let since = |seconds: u64| one.work_since(Nanos(seconds * 1_000_000_000));
         assert!(matches!(since(15), Work::Busy { bytes_per_s: 209_715, .. }), "{:?}", since(15));

@@ -11,6 +11,7 @@ use super::clocks::Clocks;
 use super::diagnose::{Diagnosis, diagnose};
 use super::findings::{Finding, Place, Severity};
 use super::gpu::GpuReport;
+use super::health;
 use super::jobs::{Job, RankSource, jobs};
 use super::live;
 use super::memory::{self, LogicalTime};
@@ -277,7 +278,9 @@ fn called(participants: &[Participant], jobs: &[Job], idx: usize) -> String {
 
 impl JobReport {
     fn of(participants: &[Participant], job: &Job, open: &memory::Open<'_>) -> JobReport {
-        let Diagnosis { findings, standings, arrivals, gpu, notes, n_calls } = diagnose(participants, job);
+        let Diagnosis { mut findings, standings, arrivals, gpu, mut notes, n_calls } =
+            diagnose(participants, job);
+        health::tell(participants, job, &mut findings, &mut notes);
         let memory = memory::at_equal_logical_time(participants, job, open);
         let missing = job.missing();
         let is_wrong = findings.iter().any(|finding| finding.severity == Severity::Error);

@@ -14,6 +14,7 @@
 //! refused        the driver has no memory for PyTorch's allocator, which asks again
 //! oom            PyTorch raises OutOfMemoryError
 //! idle3 busy3    three heartbeats, ten seconds apart, of a process that stands still or works
+//! read60@12      its recorder reads the stack of its main thread after 60 s of silence, at train.py:12
 //! runs           it has not ended: its trace goes on
 //! exit killed    how it ends, before the end of the job
 //! ```
@@ -90,11 +91,16 @@ impl Writer {
                 for _ in 0..n {
                     self.now += Alive::EVERY.0;
                     let alive =
-                        Alive { events: 0, last: Nanos(0), cpu: Some(Nanos(cpu)), moved: Some(Bytes(moved)) };
+                        Alive { cpu: Some(Nanos(cpu)), moved: Some(Bytes(moved)), ..Alive::default() };
                     self.event(0, EventKind::Note(alive.to_string()));
                 }
                 return;
             }
+        }
+        if let Some((silent, line)) = word.strip_prefix("read").and_then(|rest| rest.split_once('@')) {
+            let silent = Nanos(silent.parse::<u64>().unwrap() * 1000 * MILLISECOND);
+            self.read(silent, line.parse().unwrap());
+            return;
         }
         self.now += MILLISECOND;
         let (word, returns) = word.strip_suffix('!').map_or((word, true), |word| (word, false));
@@ -302,6 +308,20 @@ impl Writer {
             self.now += 1000;
             self.event(line, EventKind::NcclExit(exit));
         }
+    }
+
+    /// Lines of a hundred each are a function.
+    fn read(&mut self, silent: Nanos, line: u32) {
+        let (thread, stack) = (ThreadId(1), StackId(line));
+        let function = if line < 100 { "step".to_owned() } else { format!("spin{}", line / 100) };
+        let frame = Frame::Python { function, file: "/job/train.py".into(), line };
+        self.recording.frames.insert(FrameId(line), frame);
+        self.recording.stacks.insert(stack, Stack { frames: vec![FrameId(line)], ..Stack::default() });
+        let main = Thread { tid: self.recording.process.pid, name: "python3".into() };
+        self.recording.threads.insert(thread, main);
+        let read = StackRead { silent, state: 'R', is_torn: false, stopped: None };
+        let kind = EventKind::Note(read.to_string());
+        self.recording.events.push(Event { time: Nanos(self.now), thread, stack, kind });
     }
 
     fn event(&mut self, line: u32, kind: EventKind) {

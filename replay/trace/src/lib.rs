@@ -7,6 +7,7 @@
 
 pub mod backward;
 pub mod clocks;
+pub mod faults;
 pub mod files;
 pub mod import;
 pub mod interned;

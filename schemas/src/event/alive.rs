@@ -19,6 +19,8 @@ pub struct Alive {
     pub last: Nanos,
     /// Processor time that the process and those it started took since the heartbeat before; `None` where that is not known.
     pub cpu: Option<Nanos>,
+    /// Time that their main threads were ready to run and waited for a processor, since then; `None` where that is not known.
+    pub starved: Option<Nanos>,
     /// Bytes that they read and wrote (files, pipes, sockets) since then; `None` where that is not known.
     pub moved: Option<Bytes>,
 }
@@ -38,6 +40,7 @@ impl Alive {
                 "events" => alive.events = number,
                 "last" => alive.last = Nanos(number),
                 "cpu" => alive.cpu = Some(Nanos(number)),
+                "starved" => alive.starved = Some(Nanos(number)),
                 "moved" => alive.moved = Some(Bytes(number)),
                 _ => {}
             }
@@ -52,6 +55,9 @@ impl std::fmt::Display for Alive {
         if let Some(cpu) = self.cpu {
             write!(to, " cpu {}", cpu.0)?;
         }
+        if let Some(starved) = self.starved {
+            write!(to, " starved {}", starved.0)?;
+        }
         if let Some(moved) = self.moved {
             write!(to, " moved {}", moved.0)?;
         }
@@ -65,7 +71,8 @@ mod tests {
 
     #[test]
     fn a_heartbeat_is_read_as_written_and_later_words_are_left_out() {
-        let whole = Alive { events: 7, last: Nanos(1 << 60), cpu: Some(Nanos(0)), moved: Some(Bytes(4096)) };
+        let (cpu, starved) = (Some(Nanos(0)), Some(Nanos(9)));
+        let whole = Alive { events: 7, last: Nanos(1 << 60), cpu, starved, moved: Some(Bytes(4096)) };
         for alive in [whole, Alive { cpu: None, moved: None, ..whole }, Alive::default()] {
             assert_eq!(Alive::parse(&alive.to_string()), Some(alive));
             assert_eq!(Alive::parse(&format!("{alive} later 5")), Some(alive));

@@ -212,5 +212,7 @@ numbered! {
         HeapAlloc = 64 "heap_alloc",
         /// The same given back: `addr`.
         HeapFree = 65 "heap_free",
+        /// A checkpoint of the process in `handle`, this or another: 1 locked, 2 taken, 3 restored, 4 unlocked in `extra`.
+        Checkpoint = 66 "checkpoint",
     }
 }

@@ -43,19 +43,23 @@ macro_rules! numbered {
 
 mod alive;
 mod call;
+mod gpu_fault;
 mod nccl;
 mod pjrt;
 mod process;
 mod stack_read;
+mod suspended;
 
 use serde::{Deserialize, Serialize};
 
 pub use alive::*;
 pub use call::*;
+pub use gpu_fault::*;
 pub use nccl::*;
 pub use pjrt::*;
 pub use process::*;
 pub use stack_read::*;
+pub use suspended::*;
 
 /// Bytes of memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]

@@ -44,6 +44,17 @@ hooks! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) as "cudaMemGetInfo"
         = observe MemInfo {} out { bytes: read(free), extra: read(total) };
 
+    // Checkpoints of a process, by itself or by another: its memory on the GPU goes to the host, and comes back.
+
+    /// `CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args)`
+    fn cuCheckpointProcessLock(pid: i32, args: *mut c_void) as "" = observe Checkpoint { handle: pid, extra: 1 };
+    /// `CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args)`
+    fn cuCheckpointProcessCheckpoint(pid: i32, args: *mut c_void) as "" = observe Checkpoint { handle: pid, extra: 2 };
+    /// `CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args)`
+    fn cuCheckpointProcessRestore(pid: i32, args: *mut c_void) as "" = observe Checkpoint { handle: pid, extra: 3 };
+    /// `CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args)`
+    fn cuCheckpointProcessUnlock(pid: i32, args: *mut c_void) as "" = observe Checkpoint { handle: pid, extra: 4 };
+
     // Managed and pinned memory.
 
     /// `CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)`

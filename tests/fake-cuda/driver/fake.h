@@ -43,6 +43,7 @@ enum {
     CUDA_ERROR_ALREADY_MAPPED = 208,
     CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
     CUDA_ERROR_INVALID_HANDLE = 400,
+    CUDA_ERROR_ILLEGAL_STATE = 401,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
@@ -121,6 +122,8 @@ int device_count(void);
 #define OUT(p) ((rc_ == CUDA_SUCCESS && (p)) ? (unsigned long long)(uintptr_t) * (p) : 0ULL)
 
 /* usage.c: how much of each device is used, by every process that shares FAKE_CUDA_STATE. */
+int usage_state(int pid); /* CUprocessState; -1: no such process */
+bool usage_change_state(int pid, int from, int to);
 size_t device_total(int device);
 size_t device_free(int device);
 bool device_charge(int device, size_t bytes); /* false: out of memory */

@@ -36,6 +36,36 @@ static int place(int device)
 
 void usage_forget_in_child(void) { mine = NULL; }
 
+/* The slot of another process, or of this one; NULL where it has none. */
+static struct usage_slot *slot_of(int pid)
+{
+    if (pid == getpid()) return slot();
+    if (!file) file = usage_open();
+    for (int i = 0; i < USAGE_SLOTS; i++)
+        if (file->slots[i].pid == pid && usage_alive(&file->slots[i])) return &file->slots[i];
+    return NULL;
+}
+
+int usage_state(int pid)
+{
+    struct usage_slot *slot = slot_of(pid);
+    return slot ? (int)slot->state : -1;
+}
+
+/* What a process that comes back does not get is refused. */
+bool usage_change_state(int pid, int from, int to)
+{
+    struct usage_slot *slot = slot_of(pid);
+    if (!slot || (int)slot->state != from) return false;
+    slot->state = (uint64_t)to;
+    for (int i = 0; i < USAGE_DEVICES; i++) {
+        if (usage_sum(file, i) <= usage_capacity()) continue;
+        slot->state = (uint64_t)from;
+        return false;
+    }
+    return true;
+}
+
 size_t device_total(int device)
 {
     (void)device;

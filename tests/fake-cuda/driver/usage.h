@@ -18,8 +18,10 @@
 struct usage_slot {
     int64_t pid; /* 0: free */
     uint64_t is_client; /* of MPS */
+    uint64_t state; /* CUprocessState: see checkpoint.c */
     uint64_t used[USAGE_DEVICES];
 };
+enum { PROCESS_RUNNING = 0, PROCESS_LOCKED = 1, PROCESS_CHECKPOINTED = 2 };
 struct usage_file {
     struct usage_slot slots[USAGE_SLOTS];
 };
@@ -84,6 +86,7 @@ static inline struct usage_slot *usage_claim(struct usage_file *file)
         if (old == -1 || (old != 0 && old != getpid() && usage_alive(slot))) continue; /* ours: from before an exec */
         if (!__atomic_compare_exchange_n(&slot->pid, &old, -1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) continue;
         memset(slot->used, 0, sizeof slot->used);
+        slot->state = PROCESS_RUNNING;
         slot->is_client = getenv("FAKE_CUDA_MPS") != NULL;
         __atomic_store_n(&slot->pid, getpid(), __ATOMIC_SEQ_CST);
         return slot;
@@ -96,7 +99,7 @@ static inline size_t usage_sum(const struct usage_file *file, int device)
 {
     size_t sum = 0;
     for (int i = 0; i < USAGE_SLOTS; i++)
-        if (file->slots[i].pid != 0 && usage_alive(&file->slots[i]))
+        if (file->slots[i].pid != 0 && file->slots[i].state != PROCESS_CHECKPOINTED && usage_alive(&file->slots[i]))
             sum += __atomic_load_n(&file->slots[i].used[device], __ATOMIC_SEQ_CST);
     return sum;
 }

@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -19,11 +20,12 @@ import time
 SCENARIOS = []
 
 
-def hang(kind, ranks, n_ranks=3, communicator="world", stack=None, **environment):
-    """A scenario that hangs: its first finding must be this. `stack`: a function that the stack of the late rank must show."""
+def hang(kind, ranks, like, n_ranks=3, communicator="world", stack=None, **environment):
+    """A scenario that hangs: its first finding must be this. `like`: a public thread (GitHub) about a job that hung in this way. `stack`: a
+    function that the stack of the late rank must show."""
 
     def register(function):
-        expected = {"kind": kind, "ranks": ranks, "communicator": communicator, "stack": stack}
+        expected = {"kind": kind, "ranks": ranks, "communicator": communicator, "stack": stack, "like": like}
         SCENARIOS.append((function, n_ranks, environment, expected))
         return function
 
@@ -62,7 +64,7 @@ def steps(world, n):
         time.sleep(0.05)
 
 
-@hang("rank_stuck", [1], stack="rest")
+@hang("rank_stuck", [1], "instructlab/training#566", stack="rest")
 def a_rank_sleeps():
     world = nccl.init()
     steps(world, 8)
@@ -72,7 +74,7 @@ def a_rank_sleeps():
     world.wait()
 
 
-@hang("rank_stuck", [1], stack="Condition.wait")
+@hang("rank_stuck", [1], "pytorch/pytorch#1355", stack="Condition.wait")
 def a_worker_of_a_loader_waits_for_a_lock():
     world = nccl.init()
     lock, batches = threading.Lock(), queue.Queue(2)
@@ -93,7 +95,7 @@ def a_worker_of_a_loader_waits_for_a_lock():
     rest()
 
 
-@hang("missing_call", [2], stack="_call")
+@hang("missing_call", [2], "NVIDIA-NeMo/Automodel#2468", stack="_call")
 def a_rank_skips_a_collective():
     world = nccl.init()
     steps(world, 8)
@@ -103,7 +105,7 @@ def a_rank_skips_a_collective():
     world.wait()
 
 
-@hang("extra_call", [1], stack="_call")
+@hang("extra_call", [1], "huggingface/trl#7310", stack="_call")
 def a_rank_makes_a_collective_too_many():
     world = nccl.init()
     steps(world, 8)
@@ -114,7 +116,7 @@ def a_rank_makes_a_collective_too_many():
     world.wait()
 
 
-@hang("rank_exited", [2])
+@hang("rank_exited", [2], "facebookresearch/fairseq#810")
 def a_rank_runs_out_of_memory_and_ends():
     world = nccl.init()
     steps(world, 8)
@@ -124,7 +126,7 @@ def a_rank_runs_out_of_memory_and_ends():
     world.wait()
 
 
-@hang("rank_killed", [0])
+@hang("rank_killed", [0], "deepspeedai/DeepSpeed#4890")
 def a_rank_is_killed():
     world = nccl.init()
     steps(world, 8)
@@ -134,7 +136,7 @@ def a_rank_is_killed():
     world.wait()
 
 
-@hang("rank_stuck", [0], stack="rest", **BLOCKING)
+@hang("rank_stuck", [0], "dylanyunlon/Neuron_SP#73", stack="rest", **BLOCKING)
 def calls_block_and_a_rank_does_not_come():
     world = nccl.init()
     steps(world, 8)
@@ -143,7 +145,7 @@ def calls_block_and_a_rank_does_not_come():
     world.all_reduce(1024)  # others
 
 
-@hang("missing_at_init", [2], stack="rest")
+@hang("missing_at_init", [2], "pytorch/pytorch#88103", stack="rest")
 def a_rank_never_comes_to_init():
     nccl._context(0)
     if nccl.RANK == 2:
@@ -152,7 +154,7 @@ def a_rank_never_comes_to_init():
     nccl.init()  # others
 
 
-@hang("unmatched_recv", [0], stack="_call")
+@hang("unmatched_recv", [0], "xdit-project/xDiT#363", stack="_call")
 def nobody_sends():
     world = nccl.init()
     steps(world, 8)
@@ -162,7 +164,7 @@ def nobody_sends():
     rest()
 
 
-@hang("rank_stuck", [1], stack="rest")
+@hang("rank_stuck", [1], "verl-project/verl#1158", stack="rest")
 def the_host_runs_ahead_of_a_rank_that_does_not_come():
     world = nccl.init()
     steps(world, 8)
@@ -174,7 +176,7 @@ def the_host_runs_ahead_of_a_rank_that_does_not_come():
     world.wait()
 
 
-@hang("rank_exited", [1])
+@hang("rank_exited", [1], "pytorch/pytorch#33148")
 def a_rank_has_fewer_batches_and_ends():
     world = nccl.init()
     steps(world, 6 if nccl.RANK == 1 else 8)
@@ -183,7 +185,7 @@ def a_rank_has_fewer_batches_and_ends():
         world.wait()
 
 
-@hang("rank_stuck", [2], stack="acquire_it")
+@hang("rank_stuck", [2], "pytorch/pytorch#97833", stack="acquire_it")
 def a_rank_deadlocks_with_itself():
     world = nccl.init()
     steps(world, 8)
@@ -195,6 +197,22 @@ def a_rank_deadlocks_with_itself():
 
     if nccl.RANK == 2:
         acquire_it()
+    world.all_reduce(1024)  # others
+    world.wait()
+
+
+@hang("rank_stuck", [1], "huggingface/nanotron#204", stack="spin_for_ever")
+def a_rank_is_busy_and_gets_nowhere():
+    world = nccl.init()
+    steps(world, 8)
+
+    def spin_for_ever():
+        while True:
+            pass
+
+    if nccl.RANK == 1:
+        signal.alarm(1800)
+        spin_for_ever()
     world.all_reduce(1024)  # others
     world.wait()
 
@@ -282,6 +300,31 @@ def a_pipeline_whose_last_stage_is_slow():
         if nccl.RANK < nccl.WORLD - 1:
             world.send(64, peer=nccl.RANK + 1)
         world.wait()
+
+
+@healthy()
+def computes_for_long_in_one_function_after_another():
+    def prepare(step):
+        if (nccl.RANK, step) == (1, 6):
+            for n in range(3):
+                exec(f"def part_{n}(): spin(8)\npart_{n}()", {"spin": globals()["spin"]})
+
+    goes_on(nccl.init(), prepare)
+
+
+@healthy()
+def compiles_in_processes_of_its_own():
+    def compile_it(step):
+        if (nccl.RANK, step) == (1, 4):
+            code = "import time; until = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
+            subprocess.run([sys.executable, "-c", code], env={})
+
+    goes_on(nccl.init(), compile_it)
+
+
+@healthy()
+def computes_longer_in_one_function_each_time():
+    goes_on(nccl.init(), lambda step: spin(6 + step) if nccl.RANK == 2 and step % 6 == 5 else time.sleep(0.1))
 
 
 def lines(function):

@@ -158,3 +158,40 @@ fn ranks_at_the_same_call_are_consistent_while_they_run() {
     "#]],
     );
 }
+
+#[test]
+fn a_rank_that_is_busy_in_one_function_for_long_hangs_and_one_that_moves_on_does_not() {
+    let steps = steps(8);
+    let waits = format!("{steps} AR8@10! idle70 runs");
+    let verdict = |late: &str| {
+        let mut participants = participants(&[&waits, &format!("{steps} {late} runs")]);
+        participants.iter_mut().for_each(|one| one.ending = Ending::Unknown);
+        let ranks = Ranks::of(&participants, &|_| None);
+        let job = &ranks.jobs[0];
+        let text = job.findings[0].text.rsplit(". ").next().unwrap_or_default().to_owned();
+        (format!("{:?}", job.verdict), text)
+    };
+    let (stays, text) = verdict("busy6 read60@301 busy18 read240@302 busy36 read600@300 busy2");
+    assert_eq!(stays, "Hangs", "{text}");
+    assert!(
+        text.starts_with("Rank 1 is busy without progress: 90 % of a processor, no event for "),
+        "{text}"
+    );
+    assert!(text.ends_with("its main thread was in spin3 (train.py) at each of 3 readings"), "{text}");
+    // Another function at one of the readings, too few of them, or events in between.
+    for healthy in [
+        "busy6 read60@301 busy18 read240@401 busy36 read600@300 busy2",
+        "busy6 read60@301 busy18 read240@302 busy38",
+        "busy6 read60@301 busy18 read240@302 busy30 refused read60@301 busy8",
+        "busy62",
+    ] {
+        let (verdict, text) = verdict(healthy);
+        assert_eq!(verdict, "Waits", "{healthy}: {text}");
+        assert!(text.starts_with("Rank 1 is at work: 90 % of a processor"), "{healthy}: {text}");
+    }
+    // Without any reading, in the end.
+    let waits = format!("{steps} AR8@10! idle190 runs");
+    let mut participants = participants(&[&waits, &format!("{steps} busy190 runs")]);
+    participants.iter_mut().for_each(|one| one.ending = Ending::Unknown);
+    assert_eq!(format!("{:?}", Ranks::of(&participants, &|_| None).jobs[0].verdict), "Hangs");
+}

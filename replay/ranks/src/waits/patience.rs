@@ -8,6 +8,9 @@ use crate::findings::{Finding, Severity, rank_names};
 use crate::live::{self, HANG_AFTER, LEAST_WAIT, Work};
 use crate::show;
 
+/// How many times longer than any before a wait must be for a rank that is busy to be called one that hangs.
+const FAR_BEYOND: i128 = 3;
+
 /// How bad a wait is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Grade {
@@ -40,7 +43,9 @@ impl Waits<'_> {
             return Some(Grade::Usual);
         }
         let quiet = waited.min(target.map_or(waited, |target| self.quiet(target, since)));
-        Some(if quiet > i128::from(HANG_AFTER) { Grade::Hang } else { Grade::Slow })
+        let is_hang = quiet > i128::from(HANG_AFTER)
+            || target.is_some_and(|target| self.is_busy_without_progress(target, since, waited, usual));
+        Some(if is_hang { Grade::Hang } else { Grade::Slow })
     }
 
     /// Since when it waits, as far as that is known, and for how long at the moment to which both traces go.
@@ -63,6 +68,18 @@ impl Waits<'_> {
         let busy = busy.into_iter().find(|pair| matches!(participant.work_in(pair), Work::Busy { .. }));
         let busy = busy.map_or(since, |pair| self.clocks.time(index, pair[1].0));
         self.alive_at(actor) - since.max(seen).max(busy)
+    }
+
+    /// A rank uses a processor and gets nowhere, as `while True: pass` does: it has shown no event since then, the wait is far longer than
+    /// any before, and its main thread was in the same Python function at each of several readings, or the wait is longer than any
+    /// work would explain ([`live::BUSY_TOO_LONG`]).
+    fn is_busy_without_progress(&self, actor: usize, since: i128, waited: i128, usual: i128) -> bool {
+        let participant = self.participant(actor);
+        let seen = self.clocks.time(self.job.actors[actor].participant, participant.last_seen());
+        let is_silent = seen <= since + LEAST_WAIT;
+        let is_unusual = waited > FAR_BEYOND * usual / 3 * 2;
+        let is_same = participant.stays_in().is_some();
+        is_silent && is_unusual && (is_same || waited > i128::from(live::BUSY_TOO_LONG))
     }
 
     /// The longest that it took from the call that it made last to the one after.
@@ -109,20 +126,35 @@ impl Waits<'_> {
             );
         }
         if let Who::Actor(target) = edge.to {
-            finding.text += &format!(". {}", self.doing(target, since));
+            finding.text += &format!(". {}", self.doing(target, since, edge.grade));
         }
         finding
     }
 
     /// What a rank does while others wait for it, in a sentence.
-    fn doing(&self, actor: usize, since: i128) -> String {
+    fn doing(&self, actor: usize, since: i128, grade: Grade) -> String {
         let participant = self.participant(actor);
         let who = show::capital(&rank_names(&[self.rank(actor)]));
         let quiet = self.quiet(actor, since);
+        let seen = self.clocks.time(self.job.actors[actor].participant, participant.last_seen());
+        let silent = self.alive_at(actor) - seen;
         let offset = self.clocks.get(self.job.actors[actor].participant).offset;
         let since = Nanos(u64::try_from(since - i128::from(offset)).unwrap_or(0));
         let quiet = show::nanos(i64::try_from(quiet).unwrap_or(i64::MAX));
         match participant.work_since(since) {
+            Work::Busy { share, .. } if grade == Grade::Hang => {
+                let same = participant.stays_in().map_or_else(String::new, |same| {
+                    format!(
+                        ", and its main thread was in {} at each of {} readings",
+                        same.function, same.n_readings
+                    )
+                });
+                format!(
+                    "{who} is busy without progress: {:.0} % of a processor, no event for {}{same}",
+                    share * 100.0,
+                    show::nanos(i64::try_from(silent).unwrap_or(i64::MAX)),
+                )
+            }
             Work::Busy { share, bytes_per_s } => format!(
                 "{who} is at work: {:.0} % of a processor, {} a second read and written by its process and those it started",
                 share * 100.0,

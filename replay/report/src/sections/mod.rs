@@ -9,6 +9,7 @@ mod cycles;
 mod ending;
 mod figures;
 pub mod gap;
+pub mod health;
 mod heaps;
 mod hidden;
 mod holders;
@@ -57,6 +58,7 @@ pub enum Shown {
 pub const SECTIONS: &[(Shown, SectionEntry)] = &[
     (Shown::Always, oom::ENTRY),
     (Shown::Always, jax::OOM),
+    (Shown::Always, health::ENTRY),
     (Shown::OnDemand, ending::ENTRY),
     (Shown::Always, memory::ENTRY),
     (Shown::Always, owners::ENTRY),

@@ -317,6 +317,7 @@ impl Driver {
             | Action::TorchTrim
             | Action::HeapAlloc
             | Action::HeapFree
+            | Action::Checkpoint
             | Action::Init => {}
         }
     }

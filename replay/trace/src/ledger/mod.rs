@@ -13,6 +13,7 @@ mod counts;
 mod driver;
 mod findings;
 mod graphs;
+mod health;
 mod heaps;
 mod hidden;
 mod loops;
@@ -29,7 +30,7 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{
     Action, Alive, Bytes, Call, CommId, Event, EventKind, HOST, LostCause, NO_DEVICE, Nanos, OutOfMemory,
-    Pjrt, PjrtAction, Sample, StackId, StackRead, ThreadId,
+    Pjrt, PjrtAction, Sample, StackId, ThreadId,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
@@ -62,6 +63,7 @@ use contexts::Contexts;
 use counts::Counts;
 use driver::{Change, Driver, Shelf};
 use graphs::Graphs;
+pub use health::{Health, Suspension};
 use heaps::Heaps;
 use hidden::Span;
 use pjrt::Buffers;
@@ -76,8 +78,6 @@ const DEINITIALIZED: i32 = 4;
 const POOL_RESERVED_HIGH: u64 = 6;
 /// Most refused requests kept whole; all are counted.
 const MAX_REFUSALS: usize = 64;
-/// Most notes kept.
-const MAX_NOTES: usize = 1000;
 
 /// The books of one process.
 #[derive(Default)]
@@ -94,6 +94,8 @@ pub struct Ledger {
     pub notes: Vec<(Nanos, String)>,
     /// The newest heartbeat: when the recorder last saw the process alive, and what it saw.
     pub alive: Option<(Nanos, Alive)>,
+    /// Faults of GPUs, and times in which the process was suspended.
+    pub health: Health,
     /// What does not add up.
     pub findings: Findings,
     /// Calls that the process ended in.
@@ -351,13 +353,7 @@ impl Ledger {
                 let n = self.lost.entry(lost.cause).or_default();
                 *n = n.saturating_add(lost.events);
             }
-            EventKind::Note(text) => {
-                if let Some(alive) = Alive::parse(text) {
-                    self.alive = Some((event.time, alive));
-                } else if StackRead::parse(text).is_none() && self.notes.len() < MAX_NOTES {
-                    self.notes.push((event.time, text.clone()));
-                }
-            }
+            EventKind::Note(text) => self.note(event.time, text),
         }
         let Ledger { torch_pools, torch, driver, .. } = self;
         torch_pools.steps(event, &torch.steps.list, |addr| driver.reservation(addr));
@@ -559,6 +555,9 @@ impl Ledger {
         self.is_by_torch = origin.torch;
         let name = self.sites.call_name(definitions, call.api, event.stack, origin);
         self.counts.call(name, call);
+        if call.action == Action::Checkpoint {
+            self.checkpoint(event.time, call, definitions.process().pid);
+        }
         if Pools::concerns(call.action) {
             self.torch.steps.wanted = true;
             let version = definitions.process().torch_version.as_deref().and_then(torch_release);

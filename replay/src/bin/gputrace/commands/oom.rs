@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Args};
 use gputrace_replay::answers::postmortem::{Postmortem, remedies_sections};
 use gputrace_replay::report;
+use gputrace_replay::report::sections::health;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
@@ -39,7 +40,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let machine = args.machine.machine();
     show::each("oom", &args.traces, &args.show, out, |source| {
         let postmortem = Postmortem::of(source);
-        let mut sections = postmortem.sections();
+        let mut sections: Vec<_> = health::of(&postmortem.story).into_iter().collect();
+        sections.extend(postmortem.sections());
         sections.extend(remedies_sections(&postmortem, machine, source));
         Ok(report::part(&postmortem.story, sections))
     })

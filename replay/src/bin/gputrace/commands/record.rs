@@ -73,7 +73,7 @@ pub(super) struct RecordArgs {
     /// Keep a recording within so many bytes on the disk, for each process, and remove the oldest: 512M, 2GiB
     #[arg(long, value_name = "BYTES", value_parser = kept_bytes)]
     max_size: Option<u64>,
-    /// Read the Python stacks of a process of a job of several ranks into its trace when it has been silent for so many seconds; 0 never [default: 60]
+    /// Read the stacks of a process of a job of several ranks into its trace when it has been silent for so many seconds; 0 never [default: 60]
     #[arg(long, value_name = "SECONDS")]
     hang_after: Option<u64>,
     /// Say nothing on the program's standard error when it runs out of memory

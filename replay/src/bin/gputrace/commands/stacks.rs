@@ -1,11 +1,12 @@
-//! `gputrace stacks`: where the Python threads of processes are, now.
+//! `gputrace stacks`: where the threads of processes are, now.
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
-use gputrace_recorder::python_stacks::{ThreadStack, stacks};
+use gputrace_recorder::thread_stacks::{End, How, Stacks, stacks};
+use gputrace_schemas::event::Frame;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
@@ -14,11 +15,12 @@ use crate::show::{CANNOT_KNOW, complain};
 
 pub(super) const VERB: Verb = Verb::new::<StacksArgs>("stacks", run).with_status_of_its_own();
 
-/// Shows where the Python threads of a process, or of every rank of a job, are now
+/// Shows the Python and native stacks of all threads of a process, or of every rank of a job
 ///
-/// Stacks are read from outside while the process runs: it is not stopped, and need not be recorded if it is named by its number. A
-/// thread that changed while it was read is marked. Reading needs the rights of a debugger: the user of the process where
-/// kernel.yama.ptrace_scope is 0, root else. CPython 3.9 to 3.15, not the builds without a global lock. Native frames are not shown.
+/// Stacks are read from outside while the process runs. The process need not be recorded if you name it by its number. A waiting thread is
+/// read without stopping it. A running thread is stopped for some tenths of a millisecond, which is shown; threads that a debugger traces, or
+/// that are stopped already, are left alone. Reading needs the rights of a debugger: the user of the process if
+/// kernel.yama.ptrace_scope is 0, otherwise root. Python frames: CPython 3.9 to 3.15, not the free-threaded builds.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -30,6 +32,10 @@ pub(super) struct StacksArgs {
     /// A process by its number, a folder of traces that are being written, or traces [default: all that are being recorded]
     #[arg(value_name = "PID|DIR|TRACE")]
     which: Vec<PathBuf>,
+
+    /// Show all native frames, also those of the interpreter between Python frames
+    #[arg(long)]
+    all: bool,
 }
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
@@ -51,7 +57,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let mut all_read = true;
     for (pid, place) in targets {
         match stacks(pid) {
-            Ok(threads) => write(pid, place.as_ref(), &threads, out)?,
+            Ok(stacks) => write(pid, place.as_ref(), &stacks, args.all, out)?,
             Err(why) => {
                 all_read = false;
                 complain!("{why}");
@@ -61,10 +67,19 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     Ok(if all_read { ExitCode::SUCCESS } else { ExitCode::from(CANNOT_KNOW) })
 }
 
-fn write(pid: u32, place: Option<&Place>, threads: &[ThreadStack], out: &mut Screen) -> anyhow::Result<()> {
+fn write(
+    pid: u32,
+    place: Option<&Place>,
+    stacks: &Stacks,
+    shows_all: bool,
+    out: &mut Screen,
+) -> anyhow::Result<()> {
     let trace = place.map_or_else(String::new, |place| format!("  {}", place.shown.display()));
     writeln!(out, "process {pid}{trace}")?;
-    for thread in threads {
+    if let Some(why) = &stacks.no_python {
+        writeln!(out, "  no Python frames: {why}")?;
+    }
+    for thread in &stacks.threads {
         let state = match thread.state {
             'S' => "sleeps",
             'R' => "runs",
@@ -72,12 +87,64 @@ fn write(pid: u32, place: Option<&Place>, threads: &[ThreadStack], out: &mut Scr
             'T' | 't' => "is stopped",
             _ => "state not known",
         };
+        let how = match &thread.how {
+            How::Waiting => String::new(),
+            How::Stopped(time) => format!(", stopped for {} µs", time.as_micros()),
+            How::None(why) => format!(", no native frames: {why}"),
+        };
         let torn = if thread.is_torn { ", changed while it was read" } else { "" };
-        let idle = if thread.lines.is_empty() { ", not in Python" } else { "" };
-        writeln!(out, "  thread {} {}  {state}{torn}{idle}", thread.tid, thread.name)?;
-        for line in &thread.lines {
-            writeln!(out, "    {} ({}:{})", line.function, line.file, line.line)?;
+        writeln!(out, "  thread {} {}  {state}{how}{torn}", thread.tid, thread.name)?;
+        let first_python = thread.frames.iter().position(|it| matches!(it, Frame::Python { .. }));
+        for (at, frame) in thread.frames.iter().enumerate() {
+            // Between Python frames the interpreter's own say nothing new.
+            if !shows_all && first_python.is_some_and(|first| at > first) && is_of_interpreter(frame, stacks)
+            {
+                continue;
+            }
+            writeln!(out, "    {}", shown(frame, stacks))?;
+        }
+        if !thread.frames.is_empty() && !matches!(thread.how, How::None(_)) {
+            match thread.end {
+                End::Whole => {}
+                End::NoTable => {
+                    writeln!(out, "    ... outer native frames unknown: no unwind table for the last one")?
+                }
+                End::Unknown => writeln!(
+                    out,
+                    "    ... outer native frames unknown: they need registers of a stopped thread"
+                )?,
+                End::TooLarge => {
+                    writeln!(out, "    ... outer native frames not read: the stack is too large")?
+                }
+                End::Damaged => writeln!(
+                    out,
+                    "    ... outer native frames unknown: the stack does not match its unwind table"
+                )?,
+            }
         }
     }
     Ok(())
+}
+
+fn is_of_interpreter(frame: &Frame, stacks: &Stacks) -> bool {
+    let Frame::Native { module: Some(id), .. } = frame else { return false };
+    let path = stacks.modules.get(id.0 as usize).map_or("", |module| &module.path);
+    let name = path.rsplit('/').next().unwrap_or_default();
+    name == "python" || name.starts_with("python3") || name.starts_with("libpython3")
+}
+
+fn shown(frame: &Frame, stacks: &Stacks) -> String {
+    match frame {
+        Frame::Python { function, file, line } => format!("{function} ({file}:{line})"),
+        Frame::Native { address, module, function, file, line, .. } => {
+            let module = module.and_then(|id| stacks.modules.get(id.0 as usize));
+            let module =
+                module.and_then(|module| module.path.rsplit('/').next()).unwrap_or("code without a file");
+            match (function.as_str(), file.as_str()) {
+                ("", _) => format!("{address:#x} ({module})"),
+                (function, "") => format!("{function} ({module})"),
+                (function, file) => format!("{function} ({file}:{line})"),
+            }
+        }
+    }
 }

@@ -43,6 +43,8 @@ fn process(pid: u32, rank: u32, allocated: u64, reserved: u64) -> ProcessFigures
         host: "node7".into(),
         command: vec!["/usr/bin/python3".into(), "train.py".into(), "--name=\u{1b}[2J".into()],
         state: "running",
+        suspended: None,
+        gpu_faults: vec![],
         age_ns: Some(400_000_000),
         behind: false,
         events: 1_234_567,

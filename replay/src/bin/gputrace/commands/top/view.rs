@@ -376,7 +376,7 @@ fn of_torch(
 
 fn seen(process: &ProcessFigures) -> String {
     match process.age_ns {
-        _ if process.has_ended() => process.state.to_owned(),
+        _ if process.has_ended() || process.suspended.is_some() => process.state.to_owned(),
         _ if process.behind => "reading".to_owned(),
         Some(age) if age < 600_000_000_000 => format!("{:.1} s", age as f64 / 1e9),
         Some(age) => format!("{} min", age / 60_000_000_000),
@@ -522,7 +522,8 @@ fn place_of(process: &ProcessFigures) -> String {
 }
 
 fn doubts(process: &ProcessFigures) -> Vec<String> {
-    let mut doubts = vec![];
+    let mut doubts: Vec<String> =
+        process.suspended.iter().chain(&process.gpu_faults).map(|it| clean(it)).collect();
     if process.lost_events > 0 {
         doubts.push(format!("{} events were lost: figures may be wrong", count(process.lost_events)));
     }

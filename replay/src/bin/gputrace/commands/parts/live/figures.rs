@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use gputrace_recorder::{Gpu, Holder};
 use gputrace_replay::analyse::fragmentation::Fragmentation;
 use gputrace_replay::ledger::{DeviceBooks, Ledger, TorchBooks};
+use gputrace_replay::trace::faults;
 use gputrace_replay::trace::owners::{JAX, TORCH};
 use gputrace_schemas::event::{Bytes, HOST, Nanos};
 use serde::Serialize;
@@ -17,6 +18,8 @@ use super::place::{self, Surroundings};
 
 /// Most call sites and calls into NCCL that are listed.
 const MOST_LINES: usize = 20;
+/// Faults of its GPUs that are shown of a process.
+const MOST_FAULTS: usize = 4;
 
 /// `gputrace.top/1`.
 #[derive(Clone, Serialize, Debug)]
@@ -76,8 +79,14 @@ pub(crate) struct ProcessFigures {
     pub(crate) rank: Option<u32>,
     pub(crate) host: String,
     pub(crate) command: Vec<String>,
-    /// `running`, `ended`, `not written` (its recorder is not seen).
+    /// `running`, `suspended`, `ended`, `not written` (its recorder is not seen).
     pub(crate) state: &'static str,
+    /// By what it is suspended, and since when.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) suspended: Option<String>,
+    /// Faults of its GPUs, the newest of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gpu_faults: Vec<String>,
     /// How long ago the newest booked event was; `None` where its clock is another.
     pub(crate) age_ns: Option<u64>,
     /// There is more in the trace than has been read.
@@ -272,7 +281,7 @@ impl Card {
 impl ProcessFigures {
     /// It is over.
     pub(crate) fn has_ended(&self) -> bool {
-        self.state != "running"
+        !matches!(self.state, "running" | "suspended")
     }
 
     /// Whether NVML may call it so. In a container, its numbers are the host's: what the recorder found out is in `pid_here`.
@@ -299,6 +308,7 @@ pub(super) fn of(place: &Place, live: &Live, now: Nanos) -> ProcessFigures {
         });
     let state = match (live.has_ended(), place.is_written) {
         (true, _) => "ended",
+        (false, true) if ledger.health.suspended().is_some() => "suspended",
         (false, true) => "running",
         (false, false) => "not written",
     };
@@ -319,7 +329,15 @@ pub(super) fn of(place: &Place, live: &Live, now: Nanos) -> ProcessFigures {
         host: process.host.clone(),
         command: process.command.clone(),
         state,
-        age_ns: live.age(now).map(|age| age.0).filter(|_| state == "running"),
+        suspended: ledger.health.suspended().filter(|_| state == "suspended").map(|suspension| {
+            let since = faults::clock(process, suspension.since);
+            format!("suspended {}, since {since}", suspension.by.text())
+        }),
+        gpu_faults: {
+            let faults = ledger.health.faults.iter().rev().take(MOST_FAULTS);
+            faults.map(|(time, fault)| faults::text(process, *time, fault)).collect()
+        },
+        age_ns: live.age(now).map(|age| age.0).filter(|_| matches!(state, "running" | "suspended")),
         behind: live.is_behind,
         events: ledger.n_events,
         lost_events: ledger.lost.values().fold(0, |sum: u64, n| sum.saturating_add(*n)),
