@@ -20,6 +20,7 @@ mod stack;
 mod valgrind;
 
 #[path = "../../../recorder/src/merge_stack.rs"]
+#[allow(dead_code, reason = "the recorder uses what the harness does not")]
 pub mod merge_stack;
 #[path = "../../../recorder/src/python_lines.rs"]
 pub mod python_lines;
