@@ -1,6 +1,6 @@
 //! What PyTorch's blocks held at one moment, by line, and what their stacks show: facts that causes are made of.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Frame, Nanos, StackId};
@@ -8,6 +8,7 @@ use gputrace_sim::stacks::python_package;
 use rustc_hash::FxHashMap;
 
 use crate::lives::{Life, Lives, NEVER};
+use crate::piles::{self, Pile};
 use crate::roles::{self, Roles};
 use gputrace_trace::Definitions;
 use gputrace_trace::backward::python_lines;
@@ -27,6 +28,8 @@ pub struct HeldAt {
     pub bytes: Bytes,
     /// By line, role and stack's facts, most first.
     pub holders: Vec<Holder>,
+    /// What was asked for by one stack again and again and was held together, most first.
+    pub piles: Vec<Pile>,
 }
 
 /// What one line held for one purpose.
@@ -50,6 +53,12 @@ pub struct Holder {
     pub since: Nanos,
     /// A stack of it.
     pub stack: StackId,
+    /// The largest block of the line that had been given back by then.
+    pub before: Bytes,
+    /// Different sizes that the line ever asked for, if each new one was larger than those before; else 0.
+    pub rising_sizes: u64,
+    /// The program's line that called the model, if the stack is in one.
+    pub caller: String,
 }
 
 macro_rules! signs {
@@ -81,11 +90,21 @@ signs! {
     Functional,
     /// Moved to the GPU by the user's own line (`.cuda()`, `.to()`), or made there.
     Own,
+    /// Made by `DistributedDataParallel` itself: its buckets.
+    Buckets,
+    /// The gradient of an embedding.
+    Embedding,
+    /// In `copy.deepcopy`, or in `clone` of what a `state_dict` has.
+    Copy,
+    /// In a function that is computed again in the backward pass.
+    Checkpointed,
+    /// In `forward` of a `torch.autograd.Function`.
+    Function,
 }
 
 /// Several of these.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Signs(u16);
+pub struct Signs(u32);
 
 impl Signs {
     /// Whether a stack shows it.
@@ -118,6 +137,18 @@ impl Signs {
                 && matches!(last(caller), "_call_impl" | "inner");
             is_called && last(function) != "forward" && python_package(file).is_none()
         });
+        let innermost = lines.first().map(|(function, file, _)| (last(function), *file));
+        let is_buckets = innermost.is_some_and(|(function, file)| {
+            file.ends_with("/torch/nn/parallel/distributed.py")
+                && matches!(function, "_ddp_init_helper" | "_pre_forward" | "_post_forward" | "__init__")
+        });
+        let is_embedding = stack.backward.as_ref().is_some_and(|backward| backward.node.contains("Embedding"));
+        let is_copy = any(&|function, file| {
+            file.ends_with("/copy.py") && function == "deepcopy" || function == "__deepcopy__"
+        });
+        let is_checkpointed = any(&|_, file| file.ends_with("/torch/utils/checkpoint.py"));
+        let is_function =
+            any(&|function, file| file.ends_with("/torch/autograd/function.py") && function == "apply");
         let is_native_engine = stack.frames.iter().filter_map(|frame| definitions.frame(*frame)).any(
             |frame| matches!(frame, Frame::Native { function, .. } if function.contains("torch::autograd::Engine::")),
         );
@@ -132,6 +163,11 @@ impl Signs {
             .with(Sign::Workspace, roles::is_workspace(definitions, id, requested))
             .with(Sign::Forward, facts.forward || any(&|function, _| function == "forward"))
             .with(Sign::Functional, any(&|_, file| file.contains("/torch/nn/functional.py")))
+            .with(Sign::Buckets, is_buckets)
+            .with(Sign::Embedding, is_embedding)
+            .with(Sign::Copy, is_copy)
+            .with(Sign::Checkpointed, is_checkpointed)
+            .with(Sign::Function, is_function)
             .with(Sign::Own, lines.first().is_some_and(|(_, file, _)| python_package(file).is_none()))
     }
 }
@@ -149,6 +185,11 @@ pub(crate) struct SignsOf<'a> {
 impl<'a> SignsOf<'a> {
     pub(crate) fn new(definitions: &'a dyn Definitions) -> SignsOf<'a> {
         SignsOf { definitions, known: FxHashMap::default() }
+    }
+
+    /// Whether the stack of some life shows this.
+    pub(crate) fn any(&mut self, lives: &Lives, sign: Sign) -> bool {
+        lives.list.iter().any(|life| self.of(life).has(sign))
     }
 
     fn of(&mut self, life: &Life) -> Signs {
@@ -187,6 +228,9 @@ impl HeldAt {
                 sizes: BTreeMap::new(),
                 since: life.since,
                 stack: life.stack,
+                before: Bytes(0),
+                rising_sizes: 0,
+                caller: String::new(),
             });
             holder.bytes.0 += life.bytes.0;
             holder.blocks += 1;
@@ -198,14 +242,61 @@ impl HeldAt {
             }
         }
         let mut holders: Vec<Holder> = by_line.into_values().collect();
+        let courses = courses(lives, device, time);
+        for holder in &mut holders {
+            if let Some(course) = courses.get(&holder.site) {
+                holder.before = course.gone;
+                holder.rising_sizes = if course.falls { 0 } else { course.n_sizes };
+            }
+            holder.caller = caller_of_model(signs.definitions, holder.stack).unwrap_or_default();
+        }
         holders.sort_by_key(|holder| (Reverse(holder.bytes), holder.site, holder.role, holder.signs));
-        HeldAt { device, time, bytes: Bytes(bytes), holders }
+        let piles = piles::of(lives, roles, signs.definitions, device, Bytes(bytes), &is_held);
+        HeldAt { device, time, bytes: Bytes(bytes), holders, piles }
     }
 
     /// All that holders with a property held.
     pub fn sum(&self, is: impl Fn(&Holder) -> bool) -> Bytes {
         Bytes(self.holders.iter().filter(|holder| is(holder)).map(|holder| holder.bytes.0).sum())
     }
+}
+
+/// What a line asked for over time.
+#[derive(Default)]
+struct Course {
+    /// The largest block that was given back before the moment.
+    gone: Bytes,
+    n_sizes: u64,
+    largest: Bytes,
+    /// Some size was smaller than one before.
+    falls: bool,
+}
+
+fn courses(lives: &Lives, device: i16, time: Nanos) -> FxHashMap<SiteId, Course> {
+    let mut courses: FxHashMap<SiteId, Course> = FxHashMap::default();
+    for life in lives.list.iter().filter(|life| life.device == device && life.since <= time) {
+        let course = courses.entry(life.site).or_default();
+        if life.died != NEVER && life.until < time {
+            course.gone = course.gone.max(life.requested);
+        }
+        match life.requested.cmp(&course.largest) {
+            Ordering::Less => course.falls = true,
+            Ordering::Equal => {}
+            Ordering::Greater => (course.largest, course.n_sizes) = (life.requested, course.n_sizes + 1),
+        }
+    }
+    courses
+}
+
+/// The program's innermost line outside of all models, if the stack is in one.
+fn caller_of_model(definitions: &dyn Definitions, id: StackId) -> Option<String> {
+    let lines: Vec<(&str, &str, u32)> = python_lines(definitions, definitions.stack(id)?).collect();
+    let is_call = |(function, file, _): &(&str, &str, u32)| {
+        file.ends_with("/torch/nn/modules/module.py") && matches!(last(function), "_wrapped_call_impl" | "_call_impl")
+    };
+    let outermost = lines.iter().rposition(is_call)?;
+    let (function, file, line) = lines[outermost + 1..].iter().find(|(_, file, _)| python_package(file).is_none())?;
+    Some(format!("{function} ({file}:{line})"))
 }
 
 /// Whether a block was held at a time: from its request to the moment at which it was given back.

@@ -9,7 +9,8 @@ use rustc_hash::FxHashMap;
 
 use crate::categories::Categories;
 use crate::cycles::Cycles;
-use crate::held::{HeldAt, SignsOf, is_held_at};
+use crate::held::{HeldAt, Sign, SignsOf, is_held_at};
+use crate::idle::{self, Idle};
 use crate::lives::{Life, Lives, NEVER};
 use crate::roles::{Role, Roles, roles};
 use gputrace_trace::Definitions;
@@ -39,6 +40,10 @@ pub struct Lifetimes {
     pub at_peak: Vec<HeldAt>,
     /// What was held at the end, of each device.
     pub at_end: Vec<HeldAt>,
+    /// What was held at the peak of a device although the work that it was made for was over.
+    pub idle: Vec<Idle>,
+    /// Some of the model is computed again in the backward pass.
+    pub has_checkpointing: bool,
     /// Streams and what was asked for on each, by device and stream.
     pub streams: Vec<StreamUse>,
     /// All of the blocks that were held when the history began.
@@ -186,7 +191,14 @@ impl Lifetimes {
             let at = (device.device, device.peak_time);
             HeldAt::of(&lives, &roles, at, &mut signs, |life| life.is_held_at(device.peak_moment))
         });
-        let at_peak = at_peak.collect();
+        let at_peak: Vec<HeldAt> = at_peak.collect();
+        let idle = at_peak.iter().filter_map(|held| {
+            idle::of(&lives, definitions, held.device, held.bytes, |life| {
+                devices.iter().any(|it| it.device == held.device && life.is_held_at(it.peak_moment))
+            })
+        });
+        let idle = idle.collect();
+        let has_checkpointing = signs.any(&lives, Sign::Checkpointed);
         let at_end = devices.iter().map(|device| {
             let at = (device.device, ledger.last);
             HeldAt::of(&lives, &roles, at, &mut signs, |life| life.died == NEVER)
@@ -194,6 +206,8 @@ impl Lifetimes {
         Lifetimes {
             at_failure,
             at_peak,
+            idle,
+            has_checkpointing,
             at_end: at_end.collect(),
             streams: streams(&lives),
             devices,

@@ -14,6 +14,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Event, EventKind, Frame, Nanos, StackId, ThreadId};
+use gputrace_sim::stacks::python_package;
 use rustc_hash::FxHashMap;
 
 use gputrace_analyse::story::Story;
@@ -34,6 +35,8 @@ pub struct CaughtOom {
     pub device: i16,
     /// The line that went on: in the function that caught it.
     pub went_on: String,
+    /// That line is the program's: an `except` of its own. Libraries catch it, too: cuDNN's plans are tried until one fits.
+    pub is_user_code: bool,
     /// When memory ran out once more; `None`: it did not, and the trace ended.
     pub again: Option<Nanos>,
     /// What the attempt had allocated and was still there then, most first.
@@ -42,7 +45,7 @@ pub struct CaughtOom {
 
 impl CaughtOom {
     /// All of it.
-    pub(super) fn kept_bytes(&self) -> Bytes {
+    pub fn kept_bytes(&self) -> Bytes {
         Bytes(self.kept.iter().map(|(_, held)| held.bytes.0).sum())
     }
 }
@@ -87,6 +90,7 @@ struct Open {
 struct CaughtIn {
     depth: usize,
     went_on: String,
+    is_user_code: bool,
 }
 
 impl Watch for Caught<'_> {
@@ -151,7 +155,15 @@ impl<'a> Caught<'a> {
             let went_on = line
                 .map(|line| format!("{} ({}:{})", line.function, line.file, line.line))
                 .unwrap_or_default();
-            open.caught = Some(CaughtIn { depth, went_on });
+            // A convolution tries one plan after the other, and catches what each needs too much.
+            let innermost = failed.last().and_then(|last| self.lines.iter().find(|(_, id)| **id == last.0));
+            let is_convolution = innermost.is_some_and(|(line, _)| line.function.contains("conv"));
+            // The lines of both are the same but for the last, which the operation that failed is part of.
+            let is_in_place = depth + 1 >= failed.len() && is_convolution;
+            let is_user_code = line.is_some_and(|line| python_package(&line.file).is_none())
+                && !is_in_place
+                && failed[..=depth] != path[..=depth];
+            open.caught = Some(CaughtIn { depth, went_on, is_user_code });
         }
     }
 
@@ -163,11 +175,12 @@ impl<'a> Caught<'a> {
         let due: Vec<Open> = due;
         for open in due {
             let Some(caught) = &open.caught else { continue };
-            let kept = self.kept(ledger, &open, caught.depth);
+            let kept = if caught.is_user_code { self.kept(ledger, &open, caught.depth) } else { vec![] };
             self.found.push(CaughtOom {
                 time: open.time,
                 device: open.device,
                 went_on: caught.went_on.clone(),
+                is_user_code: caught.is_user_code,
                 again: again.map(|(_, time)| time),
                 kept,
             });

@@ -16,6 +16,10 @@ use gputrace_trace::words::{bytes, count};
 
 /// A cause is worth a word from this part of what was held at the moment on: one in so many.
 const LEAST: u64 = 20;
+/// Different sizes of parameters that copies of them have.
+const LEAST_SIZES: usize = 3;
+/// The collector gave back this part at least of what grew, if cycles are the cause: one in so many.
+const LATE: u64 = 4;
 
 /// The request that failed last.
 #[derive(Clone, Copy)]
@@ -163,13 +167,35 @@ impl<'a> Facts<'a> {
         };
         let n_in_model = others.filter(is_in_model).count();
         let most = site.place.and_then(|place| holder(place.site));
-        Some(Grown { site, holder: most, n_in_model, all: growing })
+        let is_of_weights = most.is_some_and(|most| self.has_sizes_of_weights(most));
+        Some(Grown { site, holder: most, n_in_model, is_of_weights, all: growing })
+    }
+
+    /// Whether a line that is not the model's own holds blocks of all the larger sizes of the parameters.
+    fn has_sizes_of_weights(&self, of: &Holder) -> bool {
+        let is_weight = |holder: &&Holder| {
+            holder.site != of.site && matches!(self.role(holder), "parameters" | "weights")
+        };
+        let sizes = self.holders().filter(is_weight).flat_map(|holder| holder.sizes.keys());
+        let mut sizes: Vec<&Bytes> = sizes.filter(|size| size.0 > 0).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        // Two sizes may be alike by chance.
+        sizes.len() >= LEAST_SIZES && sizes.iter().rev().take(8).all(|size| of.sizes.contains_key(size))
+    }
+
+    /// The growth of these lines is what Python's collector was late for.
+    fn is_of_cycles(&self, grown: &Grown<'_>) -> bool {
+        let (Some(lifetimes), Some(place)) = (self.lifetimes, grown.site.place) else { return false };
+        let collected = lifetimes.cycles.sites.iter().filter(|it| it.site == place.site);
+        let collected: u64 = collected.map(|it| it.bytes.0).sum();
+        collected.saturating_mul(LATE) >= grown.site.growth.0 && collected > 0
     }
 
     /// The case of a cause of growth, if the line that grows most is of it.
     #[must_use]
     pub fn growth_of(&self, cause: &Cause, fix: &str) -> Option<Case> {
-        let grown = self.grown()?;
+        let grown = self.grown().filter(|grown| !self.is_of_cycles(grown))?;
         super::claimant(&grown).filter(|claimant| claimant.name == cause.name)?;
         Some(self.growth(&grown, fix))
     }
@@ -214,6 +240,8 @@ pub struct Grown<'a> {
     pub holder: Option<&'a Holder>,
     /// Other growing lines inside of a model.
     pub n_in_model: usize,
+    /// What it holds has the sizes of the parameters, one by one.
+    pub is_of_weights: bool,
     /// All of them.
     pub all: Vec<&'a GrowingSite>,
 }

@@ -12,8 +12,14 @@ use gputrace_schemas::event::Bytes;
 use gputrace_report::model::Value;
 
 mod abandoned_pools;
+mod activations_beyond_card;
+mod autocast_cache;
 mod caught_errors;
 mod checkpoint_on_gpu;
+mod collected_results;
+mod copied_weights;
+mod ddp_buckets;
+mod dense_embedding;
 mod double_backward;
 mod driver_memory_kept;
 mod emptied_cache;
@@ -21,17 +27,27 @@ pub(crate) mod external_fragmentation;
 pub mod facts;
 mod foreach_optimizer;
 mod forward_hooks;
+mod graph_per_shape;
 mod idle_context;
+mod idle_memory;
 mod jax_outputs;
+mod joined_anew;
 mod kept_results;
 mod kept_with_graph;
 mod managed_beyond_card;
 mod neighbours;
+mod not_donated;
+mod one_request;
+mod partial_checkpointing;
+mod pinned_rounded;
+mod plan_cache;
 mod reference_cycles;
 mod reloaded_models;
 mod starved_library;
 mod streams_made_anew;
+mod taken_in_advance;
 mod uneven_devices;
+mod upcast_logits;
 mod workspaces;
 
 pub use facts::{Facts, Failure};
@@ -39,25 +55,41 @@ pub use facts::{Facts, Failure};
 /// All causes.
 pub const CAUSES: &[Cause] = &[
     abandoned_pools::CAUSE,
+    activations_beyond_card::CAUSE,
+    autocast_cache::CAUSE,
     caught_errors::CAUSE,
     checkpoint_on_gpu::CAUSE,
+    collected_results::CAUSE,
+    copied_weights::CAUSE,
+    ddp_buckets::CAUSE,
+    dense_embedding::CAUSE,
     double_backward::CAUSE,
     driver_memory_kept::CAUSE,
     emptied_cache::CAUSE,
+    external_fragmentation::CAUSE,
     foreach_optimizer::CAUSE,
     forward_hooks::CAUSE,
+    graph_per_shape::CAUSE,
     idle_context::CAUSE,
+    idle_memory::CAUSE,
     jax_outputs::CAUSE,
+    joined_anew::CAUSE,
     kept_results::CAUSE,
     kept_with_graph::CAUSE,
     managed_beyond_card::CAUSE,
     neighbours::CAUSE,
+    not_donated::CAUSE,
+    one_request::CAUSE,
+    partial_checkpointing::CAUSE,
+    pinned_rounded::CAUSE,
+    plan_cache::CAUSE,
     reference_cycles::CAUSE,
     reloaded_models::CAUSE,
-    external_fragmentation::CAUSE,
     starved_library::CAUSE,
     streams_made_anew::CAUSE,
+    taken_in_advance::CAUSE,
     uneven_devices::CAUSE,
+    upcast_logits::CAUSE,
     workspaces::CAUSE,
 ];
 
@@ -78,6 +110,8 @@ pub enum Kind {
     Beyond,
     /// Others hold it.
     Elsewhere,
+    /// Nothing fails, and the peak is higher than it needs to be.
+    Peak,
     /// Memory was given back only to be bought again: it costs time.
     Churned,
 }
@@ -94,6 +128,7 @@ impl Kind {
             Kind::Uneven => ("uneven", "uneven devices"),
             Kind::Beyond => ("beyond", "more than the card has"),
             Kind::Elsewhere => ("elsewhere", "others hold the memory"),
+            Kind::Peak => ("peak", "the peak can be lower"),
             Kind::Churned => ("churned", "memory was given back and bought again"),
         }
     }
@@ -154,12 +189,45 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<(&'static Cause, Case)> {
     let mut all: Vec<(&'static Cause, Case)> =
         CAUSES.iter().filter_map(|cause| Some((cause, (cause.find)(facts)?))).collect();
     let rank = |kind: Kind| match kind {
+        _ if facts.failure.is_some() => 0,
         Kind::Grew => 0,
         Kind::Churned => 2,
         _ => 1,
     };
     all.sort_by_key(|(cause, case)| (rank(cause.kind), Reverse(case.bytes), cause.kind));
+    // What grows to the end comes first, unless something else holds several times as much.
+    let is_lesser = |all: &[(&Cause, Case)], other: &Case| {
+        all.first().is_some_and(|(cause, case)| {
+            cause.kind == Kind::Grew && case.bytes.0.saturating_mul(SEVERAL) < other.bytes.0
+        })
+    };
+    if let Some(at) = all.iter().position(|(cause, case)| {
+        matches!(cause.kind, Kind::Kept | Kind::Peak) && is_lesser(&all, case)
+    }) {
+        all[..=at].rotate_right(1);
+    }
+    // Fragmentation at the line of another cause is what follows from that.
+    if let Some(at) = all.iter().position(|(cause, _)| cause.name == external_fragmentation::CAUSE.name) {
+        let explains = |(cause, case): &(&Cause, Case)| {
+            matches!(cause.kind, Kind::Kept | Kind::Peak) && is_of(&all[at].1.site, &case.site)
+        };
+        if let Some(later) = all.iter().skip(at + 1).rposition(explains) {
+            all[at..=at + 1 + later].rotate_left(1);
+        }
+    }
     all
+}
+
+/// What is held is several times as much as what grew.
+const SEVERAL: u64 = 4;
+
+/// Whether two call sites are of one function of the program's.
+fn is_of(a: &str, b: &str) -> bool {
+    let function = |site: &str| {
+        let (function, place) = site.split_once(" (")?;
+        Some((function.to_owned(), place.rsplit_once(':')?.0.to_owned()))
+    };
+    function(a).is_some_and(|a| function(b) == Some(a))
 }
 
 /// The cause of what grows most: the one that claims it, else the one that needs least.

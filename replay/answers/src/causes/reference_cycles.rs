@@ -3,6 +3,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::{Case, Cause, Facts, Fix, Kind};
+use gputrace_analyse::held::Sign;
 use gputrace_trace::words::{bytes, count};
 
 /// Worth a verdict from this part of the peak of PyTorch's blocks on: one in so many.
@@ -31,7 +32,13 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: cycles.peak,
         sure: format!("certain: the collector gave back {} of its blocks", count(site.blocks)),
         fix: Fix::words(
-            "break the cycle of what is made there: `weakref.proxy`, or `del` of one of its references",
+            match facts.holders().any(|holder| holder.site == site.site && holder.signs.has(Sign::Function)) {
+                true => {
+                    "pass the tensors of `forward` to `ctx.save_for_backward(...)`: an output that is an attribute of `ctx` refers to itself \
+                     by its `grad_fn`"
+                }
+                false => "break the cycle of what is made there: `weakref.proxy`, or `del` of one of its references",
+            },
             "",
         ),
         verb: "report --all",

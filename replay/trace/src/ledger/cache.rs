@@ -28,6 +28,9 @@ pub struct CacheBooks {
     pub misfits: BTreeMap<SiteId, Misfits>,
     /// Segments bought in all.
     pub bought: Traffic,
+    /// Of what misfits bought: since the most was handed out that ever was.
+    pub misfits_since_peak: Bytes,
+    allocated_peak: Bytes,
     held: u64,
     missing: u64,
     last_trim: Option<(SiteId, u64)>,
@@ -73,8 +76,11 @@ impl Traffic {
 }
 
 impl CacheBooks {
-    /// A segment was bought, while blocks of `allocated` bytes were handed out.
-    pub(super) fn buys(&mut self, bytes: Bytes, allocated: Bytes, time: Nanos) {
+    /// A segment was bought, while blocks of `allocated` bytes were handed out, and at most `allocated_peak` before.
+    pub(super) fn buys(&mut self, bytes: Bytes, allocated: Bytes, allocated_peak: Bytes, time: Nanos) {
+        if allocated_peak > self.allocated_peak {
+            (self.allocated_peak, self.misfits_since_peak) = (allocated_peak, Bytes(0));
+        }
         self.bought.add(bytes, time);
         let again = self.missing.min(bytes.0);
         if again > 0 {
@@ -92,6 +98,7 @@ impl CacheBooks {
         let Some((bytes, time)) = self.misfit.take() else { return };
         let misfits = self.misfits.entry(site).or_default();
         misfits.bought.add(bytes, time);
+        self.misfits_since_peak.0 = self.misfits_since_peak.0.saturating_add(bytes.0);
         if misfits.sizes.len() < MAX_SIZES {
             misfits.sizes.insert(bytes);
         }

@@ -448,7 +448,7 @@ impl Torch {
     /// PyTorch bought a segment, or a page of one.
     pub(super) fn buys(&mut self, device: i16, bytes: Bytes, time: Nanos) {
         let books = self.books(device);
-        books.cache.buys(bytes, books.allocated.now, time);
+        books.cache.buys(bytes, books.allocated.now, books.allocated.peak, time);
     }
 
     /// PyTorch gave a segment back, or a page of one.

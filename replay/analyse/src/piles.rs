@@ -1,0 +1,158 @@
+//! Blocks of one stack that are held together, and what happened between their requests: taken in one go, or collected by a loop.
+//!
+//! ```text
+//!   taken in one go     A A A A A                         nothing else is asked for in between
+//!   collected           A x y A x y A x y                 the stacks of A, x and y part in the function that loops
+//! ```
+//! Where that function is a model's, the blocks are those of its layers; where it is a library's (an optimizer's), those of its lists.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Bytes, StackId};
+use gputrace_sim::stacks::python_package;
+use rustc_hash::FxHashMap;
+
+use crate::lives::{Life, Lives};
+use crate::roles::Roles;
+use gputrace_trace::Definitions;
+use gputrace_trace::backward::python_lines;
+use gputrace_trace::ledger::SiteId;
+
+/// Blocks of a stack are a pile from this number on.
+const LEAST_BLOCKS: usize = 4;
+/// And from this part of what was held on: one in so many.
+const LEAST_PART: u64 = 20;
+/// Requests that are looked at between the first block of a pile and its last.
+const MOST_BETWEEN: usize = 50_000;
+
+/// How a pile came about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Course {
+    /// In one go: nothing else was asked for in between.
+    AtOnce,
+    /// A loop of the program made one each time, and all went together, or none.
+    Collected,
+}
+
+/// Blocks of one stack, held together.
+#[derive(Clone, Debug)]
+pub struct Pile {
+    /// The line that asked for them.
+    pub site: SiteId,
+    /// What for: an index of [`crate::lifetimes::Lifetimes::role_names`].
+    pub role: u16,
+    /// How much.
+    pub bytes: Bytes,
+    /// In how many blocks.
+    pub blocks: u64,
+    /// How it came about.
+    pub course: Course,
+    /// The program's line in the function that loops; empty where none is known.
+    pub looped_at: String,
+}
+
+/// A line of Python: function, file, line.
+type Line<'a> = (&'a str, &'a str, u32);
+
+/// The piles of a device among what `is_held` names, most first.
+pub(crate) fn of(
+    lives: &Lives,
+    roles: &Roles,
+    definitions: &dyn Definitions,
+    device: i16,
+    all: Bytes,
+    is_held: &impl Fn(&Life) -> bool,
+) -> Vec<Pile> {
+    let mut by_stack: BTreeMap<StackId, Vec<usize>> = BTreeMap::new();
+    for (idx, life) in lives.list.iter().enumerate() {
+        if life.device == device && !life.is_from_before && is_held(life) {
+            by_stack.entry(life.stack).or_default().push(idx);
+        }
+    }
+    let mut paths: FxHashMap<StackId, Vec<Line<'_>>> = FxHashMap::default();
+    let mut piles: Vec<Pile> = by_stack
+        .into_iter()
+        .filter(|(_, held)| held.len() >= LEAST_BLOCKS)
+        .filter_map(|(stack, held)| {
+            let bytes: u64 = held.iter().map(|idx| lives.list[*idx].bytes.0).sum();
+            let (first, last) = (*held.first()?, *held.last()?);
+            let life = &lives.list[first];
+            let is_much = bytes.saturating_mul(LEAST_PART) >= all.0 && bytes > 0;
+            let (course, looped_at) = is_much
+                .then(|| course(lives, definitions, (device, stack), &held, (first, last), &mut paths))??;
+            Some(Pile {
+                site: life.site,
+                role: roles.of_lives.get(first).copied()?,
+                bytes: Bytes(bytes),
+                blocks: held.len() as u64,
+                course,
+                looped_at,
+            })
+        })
+        .collect();
+    piles.sort_by_key(|pile| (Reverse(pile.bytes), pile.site));
+    piles
+}
+
+/// The lines of a stack, outermost first; those of the call of `backward` for what the backward pass asked for.
+fn path<'a>(definitions: &'a dyn Definitions, id: StackId) -> Vec<Line<'a>> {
+    let Some(stack) = definitions.stack(id) else { return vec![] };
+    let mut lines: Vec<Line<'_>> = python_lines(definitions, stack).collect();
+    if let Some(caller) = stack.backward.as_ref().filter(|_| lines.is_empty())
+        && let Some(stack) = definitions.stack(caller.caller)
+    {
+        lines = python_lines(definitions, stack).collect();
+    }
+    lines.reverse();
+    lines
+}
+
+fn course<'a>(
+    lives: &Lives,
+    definitions: &'a dyn Definitions,
+    (device, stack): (i16, StackId),
+    held: &[usize],
+    (first, last): (usize, usize),
+    paths: &mut FxHashMap<StackId, Vec<Line<'a>>>,
+) -> Option<(Course, String)> {
+    let between = lives.list.get(first..=last)?;
+    if between.len() > MOST_BETWEEN {
+        return None;
+    }
+    let others = || between.iter().filter(|life| life.device == device && life.stack != stack);
+    let own = paths.entry(stack).or_insert_with(|| path(definitions, stack)).clone();
+    let named = |line: Option<&Line<'_>>| {
+        line.map(|(function, file, line)| format!("{function} ({file}:{line})")).unwrap_or_default()
+    };
+    if others().next().is_none() {
+        let own_line = own.iter().rfind(|(_, file, _)| python_package(file).is_none());
+        return Some((Course::AtOnce, named(own_line)));
+    }
+    if others().count() < held.len() - 1 {
+        return None;
+    }
+    // Where the stacks part.
+    let mut common = own.len();
+    for life in others() {
+        let path = paths.entry(life.stack).or_insert_with(|| path(definitions, life.stack));
+        if path.is_empty() {
+            continue;
+        }
+        common = own.iter().zip(path.iter()).take(common).take_while(|(a, b)| a == b).count();
+    }
+    let loops = own.get(common)?;
+    let is_model = |(function, file, _): &Line<'_>| {
+        file.ends_with("/torch/nn/modules/module.py") && function.ends_with("_call_impl")
+    };
+    if own[..common].iter().any(is_model) || python_package(loops.1).is_some() {
+        return None;
+    }
+    // A ring lets its oldest go as it takes the next. Temporaries of the last turn may be of the same stack.
+    let mut deaths: Vec<u32> = held.iter().map(|idx| lives.list[*idx].died).collect();
+    deaths.sort_unstable();
+    let (begin, end) = (deaths[deaths.len() / 4], deaths[deaths.len() * 3 / 4]);
+    let later = lives.list.get(first..).unwrap_or_default().iter().filter(|life| life.stack == stack);
+    let is_ring = later.into_iter().any(|life| begin < life.born && life.born < end);
+    (!is_ring).then(|| (Course::Collected, named(Some(loops))))
+}

@@ -1,0 +1,80 @@
+//! Activations of one step that are more than the card holds: too large a batch, or a larger input than before.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use gputrace_analyse::held::{Holder, Sign};
+use gputrace_trace::ledger::Wall;
+use gputrace_trace::words::bytes;
+
+/// An input is larger than before from so many percent on.
+const LARGER: u64 = 105;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "activations of one step are more than the card has",
+    kind: Kind::Beyond,
+    needs: "a request that failed while what a model's code had made in that step was most of what was held, and nothing grows",
+    against: "growth, an attempt that is kept, or a step of the same sizes that went well before",
+    claims: None,
+    find,
+};
+
+pub(super) fn is_activation(facts: &Facts<'_>, holder: &Holder) -> bool {
+    let is_other = [Sign::Model, Sign::Optimizer, Sign::Load, Sign::Workspace, Sign::Backward, Sign::Buckets]
+        .into_iter()
+        .any(|sign| holder.signs.has(sign));
+    let role = facts.role(holder);
+    let is_lasting = matches!(role, "parameters" | "weights" | "gradients" | "optimizer state" | "KV cache" | "workspaces" | "other, kept");
+    !is_other && !is_lasting && (holder.signs.has(Sign::Forward) || holder.signs.has(Sign::Functional) || role == "activations")
+}
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let Failure::Torch(_, error) = facts.failure? else { return None };
+    let held = facts.held?;
+    let is_kept = facts.found.caught.iter().any(|it| it.is_user_code && it.kept_bytes().0 > 0);
+    if !facts.growing().is_empty() || is_kept || error.wall() == Wall::Limit {
+        return None;
+    }
+    let (sum, most) = facts.with(|holder| is_activation(facts, holder))?;
+    if sum.0.saturating_mul(2) < held.bytes.0 {
+        return None;
+    }
+    let now = most.sizes.keys().max().copied().unwrap_or_default().max(error.requested.filter(|_| error.site == most.site).unwrap_or_default());
+    let is_larger = most.before.0 > 0 && now.0.saturating_mul(100) >= most.before.0.saturating_mul(LARGER);
+    // Steps of these sizes went well before: something else is in the way.
+    let is_new = most.before.0 == 0 || most.blocks > 1 && !has_stepped(facts);
+    if !is_larger && !is_new {
+        return None;
+    }
+    let input = match is_larger {
+        true => format!(
+            ", of a larger input than before: this line asked for up to {} in earlier steps, and {} now",
+            bytes(most.before),
+            bytes(now)
+        ),
+        false => ", of the first step".to_owned(),
+    };
+    let part = sum.0 as f64 / held.bytes.0.max(1) as f64 * 100.0;
+    Some(Case {
+        what: format!(
+            "{} of {} in use ({part:.0} %) are activations of one step{input}; nothing grows, so it does not fit",
+            bytes(sum),
+            bytes(held.bytes)
+        ),
+        site: facts.site(most.site),
+        bytes: sum,
+        sure: "likely: what the model's code made in this step is most of what was held, and no line grows from step to step".into(),
+        fix: Fix::words(
+            match is_larger {
+                true => "a smaller batch for the largest input, or a smaller largest input; else activation checkpointing",
+                false => "a smaller batch (half of it first), or activation checkpointing (`torch.utils.checkpoint`)",
+            },
+            format!("half of the batch needs about {} less", bytes(Bytes(sum.0 / 2))),
+        ),
+        verb: "oom",
+    })
+}
+
+fn has_stepped(facts: &Facts<'_>) -> bool {
+    facts.lifetimes.is_some_and(|it| it.devices.iter().any(|device| device.n_passes > 0))
+}

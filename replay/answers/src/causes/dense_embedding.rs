@@ -1,0 +1,42 @@
+//! An embedding whose gradient and state are dense.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{Case, Cause, Facts, Fix, Kind};
+use gputrace_analyse::held::Sign;
+use gputrace_trace::words::{bytes, count};
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "the dense gradient and state of an embedding",
+    kind: Kind::Peak,
+    needs: "at the peak, the gradient of an embedding and blocks of its size, which are three fifths of all together",
+    against: "an embedding that is a smaller part of the model",
+    claims: None,
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let held = facts.held?;
+    let gradient = facts.holders().find(|holder| holder.signs.has(Sign::Embedding) && holder.signs.has(Sign::Backward))?;
+    let size = *gradient.sizes.keys().max()?;
+    let n: u64 = facts.holders().filter_map(|holder| holder.sizes.get(&size)).sum();
+    let all = Bytes(size.0.saturating_mul(n));
+    (n >= 3 && all.0.saturating_mul(5) >= held.bytes.0.saturating_mul(3)).then(|| Case {
+        what: format!(
+            "{} of {} are one embedding table: {} blocks of {}, the table, its dense gradient, the optimizer's state and temporaries, all as \
+             large as the table however few rows are used",
+            bytes(all),
+            bytes(held.bytes),
+            count(n),
+            bytes(size)
+        ),
+        site: facts.site(gradient.site),
+        bytes: all,
+        sure: "certain: the backward pass of the embedding made the gradient, and the others have its very size".into(),
+        fix: Fix::words(
+            "rows only for the ids in use (a smaller `num_embeddings`, hashed ids), or `sparse=True` with `SparseAdam`",
+            format!("all of it scales with the rows: {} a table", bytes(size)),
+        ),
+        verb: "report --peak",
+    })
+}

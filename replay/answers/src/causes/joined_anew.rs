@@ -1,0 +1,68 @@
+//! A cache of keys and values that is joined anew at each step: old and new are held together, and no size is used twice.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{Case, Cause, Facts, Fix, Kind};
+use gputrace_analyse::held::Holder;
+use gputrace_report::sections::cache;
+use gputrace_trace::words::{bytes, count};
+
+/// Sizes of a line that each were larger than all before.
+const LEAST_SIZES: u64 = 8;
+/// Two sizes follow one another if they differ by less than so many percent.
+const NEXT: u64 = 115;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "a cache joined anew at each step (`torch.cat`)",
+    kind: Kind::Peak,
+    needs: "a line whose sizes only rise, and of which two sizes in a row are held together at the peak, or for which segments were bought \
+            although as much was free",
+    against: "sizes that also fall, and a cache that is written in place",
+    claims: None,
+    find,
+};
+
+/// What the line holds of the size before, while the new one is there.
+fn old(holder: &Holder) -> Bytes {
+    let mut sizes = holder.sizes.iter().filter(|(size, _)| size.0 > 0);
+    match (sizes.next(), sizes.next(), sizes.next()) {
+        (Some((old, n)), Some((new, _)), None) if new.0.saturating_mul(100) <= old.0.saturating_mul(NEXT) => Bytes(old.0.saturating_mul(*n)),
+        _ => Bytes(0),
+    }
+}
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let joined = || facts.holders().filter(|holder| holder.rising_sizes >= LEAST_SIZES);
+    let most = joined().next()?;
+    let all = Bytes(joined().map(|holder| holder.bytes.0).sum());
+    let held = facts.held?;
+    let twice = Bytes(joined().map(|holder| old(holder).0).sum());
+    let misfit = cache::torches(facts.story)
+        .filter(|(ordinal, _)| *ordinal == held.device)
+        .flat_map(|(_, torch)| cache::misfit_sites(torch))
+        .filter(|(site, _)| joined().any(|holder| holder.site == *site))
+        .map(|(_, misfits)| misfits.bought.bytes.0)
+        .sum::<u64>();
+    let is_twice = twice.0.saturating_mul(4) >= all.0 && facts.is_much(twice);
+    (all.0.saturating_mul(4) >= held.bytes.0 && (is_twice || facts.is_much(Bytes(misfit)))).then(|| {
+        let copies = match is_twice {
+            true => format!("at the peak {} of them are the old copies, held until the new ones are there", bytes(twice)),
+            false => format!("{} were bought for sizes that fit nothing that was free", bytes(Bytes(misfit))),
+        };
+        Case {
+            what: format!(
+                "this line joins a cache anew each time, larger each time ({} sizes): {} in use there; {copies}",
+                count(most.rising_sizes),
+                bytes(all)
+            ),
+            site: facts.site(most.site),
+            bytes: twice.max(Bytes(misfit)),
+            sure: "certain: each size was larger than all before, and the blocks overlap".into(),
+            fix: Fix::words(
+                "make the cache once for the longest length and write into it (`cache[:, :, position] = k`), instead of `torch.cat` each step",
+                format!("saves {} at least", bytes(twice.max(Bytes(misfit)))),
+            ),
+            verb: "report --peak",
+        }
+    })
+}

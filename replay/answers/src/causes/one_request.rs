@@ -1,0 +1,80 @@
+//! One request that alone is more than the card holds, or most of it.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use gputrace_analyse::held::Holder;
+use gputrace_trace::ledger::SiteId;
+use gputrace_trace::words::{bytes, count};
+
+/// Smaller blocks are no model for a larger one: multiples of them are by chance.
+const LEAST_BLOCK: u64 = 1 << 20;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "one request larger than the card",
+    kind: Kind::Beyond,
+    needs: "a request that failed, of more than half of the device, and of more than was in use",
+    against: "more in use than was asked for",
+    claims: None,
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let failure = facts.failure?;
+    let asked = failure.asked()?;
+    let known = facts.story.device(failure.device()).map(|device| device.total).filter(|total| total.0 > 0);
+    let (site, total, used) = match failure {
+        Failure::Torch(_, error) => (error.site, error.device.map(|(_, total)| total).or(known), error.allocated),
+        Failure::Jax(_, error) => (user_line(facts, asked, error.site), known, Bytes(0)),
+        Failure::Refused(refused) => (refused.site, known, refused.tracked),
+    };
+    let total = total?;
+    if asked.0.saturating_mul(2) <= total.0 || used >= asked {
+        return None;
+    }
+    let than = if asked >= total {
+        format!("the card has {}: no setting and no release makes it fit", bytes(total))
+    } else {
+        format!("{} of the card's {} were in use", bytes(used), bytes(total))
+    };
+    let (times, fix) = match multiple(facts, asked) {
+        Some((times, holder)) => (
+            format!(
+                "; it is {} times the {} that {} made: a `repeat`, or an `expand` made dense",
+                count(times),
+                bytes(Bytes(asked.0 / times)),
+                facts.site(holder.site)
+            ),
+            "keep the smaller tensor and broadcast it: `unsqueeze`/`expand` instead of `repeat`, and no `.contiguous()` or `reshape` of it",
+        ),
+        None => (
+            String::new(),
+            "build it in pieces, or not at all: reduce without the dense tensor (`scatter_reduce`, `index_add`), or a smaller size there",
+        ),
+    };
+    Some(Case {
+        what: format!("this one request is too large, {than}{times}"),
+        site: facts.site(site),
+        // Nothing else of the process matters.
+        bytes: asked,
+        sure: "certain: the size of the request, and the device's".into(),
+        fix: Fix::words(fix, format!("{} less", bytes(asked))),
+        verb: "oom",
+    })
+}
+
+/// The line that launched what makes so much first: PJRT finds out later, in threads of its own.
+fn user_line(facts: &Facts<'_>, asked: Bytes, site: SiteId) -> SiteId {
+    let executables = facts.story.ledger.executables().iter();
+    let mut makers = executables.filter(|it| it.figures.outputs.is_some_and(|outputs| outputs >= asked));
+    makers.find_map(|it| it.site).unwrap_or(site)
+}
+
+/// A block that the request is a whole number of times of: the latest.
+fn multiple<'a>(facts: &Facts<'a>, asked: Bytes) -> Option<(u64, &'a Holder)> {
+    let sizes = |holder: &'a Holder| holder.sizes.keys().map(move |size| (*size, holder));
+    let blocks = facts.holders().flat_map(sizes).filter(|(size, _)| size.0 >= LEAST_BLOCK);
+    let whole = blocks.filter(|(size, _)| asked.0 % size.0 == 0 && asked.0 / size.0 > 1);
+    let latest = whole.max_by_key(|(size, holder)| (holder.since, *size))?;
+    Some((asked.0 / latest.0.0, latest.1))
+}

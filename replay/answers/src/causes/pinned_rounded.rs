@@ -1,0 +1,44 @@
+//! Pinned memory that PyTorch rounds up to a power of two.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{Case, Cause, Facts, Fix, Kind};
+use gputrace_trace::ledger::MemoryKind;
+use gputrace_trace::words::bytes;
+
+/// Less is no matter.
+const LEAST: u64 = 1 << 30;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "pinned memory rounded up to a power of two",
+    kind: Kind::Kept,
+    needs: "a piece of pinned memory of PyTorch's of a GiB at least, whose size is a power of two, and more than the devices hold",
+    against: "sizes that are no power of two, and pinned memory that is a small part",
+    claims: None,
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let ledger = &facts.story.ledger;
+    let is_rounded = |kind, bytes: Bytes| kind == MemoryKind::Pinned && bytes.0 >= LEAST && bytes.0.is_power_of_two();
+    let pinned = ledger.live().filter(|object| {
+        is_rounded(object.kind, object.bytes) && ledger.sites.owner(object.owner).starts_with("PyTorch")
+    });
+    let most = pinned.max_by_key(|object| object.bytes)?;
+    (most.bytes.0.saturating_mul(2) >= facts.all.0).then(|| Case {
+        what: format!(
+            "{} of page-locked host memory were asked for here in one piece, a power of two: PyTorch's pinned allocator rounds each request up \
+             to the next, so that almost half of it may be unused",
+            bytes(most.bytes)
+        ),
+        site: facts.site(most.site),
+        bytes: Bytes(most.bytes.0 / 2),
+        sure: "likely: the size is a power of two; what the program asked for is not recorded".into(),
+        fix: Fix::words(
+            "make the buffer a power of two in size, or pin the exact size: `torch.cuda.cudart().cudaHostRegister`, or \
+             `PYTORCH_CUDA_ALLOC_CONF=pinned_use_cuda_host_register:True`",
+            format!("saves up to {}", bytes(Bytes(most.bytes.0 / 2))),
+        ),
+        verb: "report --all",
+    })
+}
