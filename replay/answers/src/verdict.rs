@@ -539,7 +539,9 @@ impl Evidence<'_> {
                     true => "nothing keeps growing",
                     false => "the run is too short to tell whether something grows",
                 };
-                (Kind::Nothing, format!("no request failed, {growth}"), String::new())
+                let settled = crate::causes::external_fragmentation::settled_in_words(self.facts);
+                let settled = settled.map_or_else(String::new, |text| format!("; {text}"));
+                (Kind::Nothing, format!("no request failed, {growth}{settled}"), String::new())
             }
         };
         let what = match peak {

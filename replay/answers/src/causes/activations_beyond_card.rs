@@ -39,11 +39,28 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     if sum.0.saturating_mul(2) < held.bytes.0 {
         return None;
     }
-    let now = most.sizes.keys().max().copied().unwrap_or_default().max(error.requested.filter(|_| error.site == most.site).unwrap_or_default());
-    let is_larger = most.before.0 > 0 && now.0.saturating_mul(100) >= most.before.0.saturating_mul(LARGER);
+    // Layers of one line have several sizes: the largest counts.
+    let rose = |holder: &&Holder| {
+        let now = holder.sizes.keys().max().copied().unwrap_or_default();
+        holder.before.0 > 0 && now.0.saturating_mul(100) >= holder.before.0.saturating_mul(LARGER)
+    };
+    let larger = || facts.holders().filter(|holder| is_activation(facts, holder)).filter(rose);
+    let sum_larger: u64 = larger().map(|holder| holder.bytes.0).sum();
+    let is_larger = sum_larger.saturating_mul(4) >= sum.0;
+    let most = if is_larger { larger().next().unwrap_or(most) } else { most };
+    let now = most.sizes.keys().max().copied().unwrap_or_default();
     // Steps of these sizes went well before: something else is in the way.
     let is_new = most.before.0 == 0 || most.blocks > 1 && !has_stepped(facts);
     if !is_larger && !is_new {
+        return None;
+    }
+    // With another setting it would have gone well.
+    let is_wasted = facts.stream_of(held.device).and_then(|stream| {
+        let (_, best) = facts.found.remedy(held.device, stream).ok()?;
+        let total = error.device?.1;
+        Some(best?.peak_reserved.0.saturating_mul(10) < total.0.saturating_mul(9))
+    });
+    if is_wasted == Some(true) {
         return None;
     }
     let input = match is_larger {

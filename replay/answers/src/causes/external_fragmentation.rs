@@ -10,16 +10,21 @@ use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::doubts;
 use gputrace_report::model::Value;
 use gputrace_report::sections::cache;
+use gputrace_trace::ledger::TorchBooks;
 use gputrace_trace::words::{bytes, count};
 
 /// Another setting is worth its name from this part of what was reserved on: one in so many.
 const WORTHWHILE: u64 = 20;
+/// The last of the requests: one in so many.
+const LATE: u64 = 5;
+/// Unused memory matters on a card with room from this part of it on: one in so many.
+const MUCH: u64 = 4;
 
 pub(super) const CAUSE: Cause = Cause {
     name: "external fragmentation",
     kind: Kind::Wasted,
-    needs: "segments that were bought although as much was unused",
-    against: "free memory on streams that no later request uses",
+    needs: "segments that were bought although as much was unused, to the end of the run, or until a quarter of the card lay unused",
+    against: "free memory on streams that no later request uses; a reserve that stopped growing on a card with room",
     claims: None,
     find,
 };
@@ -36,6 +41,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let (ordinal, torch, site) =
         devices.max_by_key(|(_, torch, _)| torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0))?;
     let unused = torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0);
+    if is_settled(facts, ordinal, torch) {
+        return None;
+    }
     // That is another cause.
     if super::streams_made_anew::stranded(facts, ordinal).is_some_and(|(bytes, _)| bytes.0 * 2 >= unused) {
         return None;
@@ -58,6 +66,33 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         fix,
         verb: "tune",
     })
+}
+
+/// What was reserved no longer grew, and the card has room for it: it costs nobody anything.
+fn is_settled(facts: &Facts<'_>, ordinal: i16, torch: &TorchBooks) -> bool {
+    let Some(total) = facts.story.device(ordinal).map(|device| device.total.0).filter(|total| *total > 0) else {
+        return false;
+    };
+    let reserved = torch.reserved.peak.0;
+    let unused = reserved.saturating_sub(torch.allocated.peak.0);
+    let late = torch.allocations - torch.allocations / LATE;
+    let bought = torch.cache.misfits_over_time.iter().filter(|(at, _)| *at >= late).map(|(_, bytes)| bytes.0);
+    let goes_on = bought.sum::<u64>().saturating_mul(WORTHWHILE) >= reserved;
+    let failed = facts.failure.is_some();
+    !failed && !goes_on && unused.saturating_mul(MUCH) < total
+}
+
+/// The same in words, where it is so.
+pub(crate) fn settled_in_words(facts: &Facts<'_>) -> Option<String> {
+    let is_it = |(ordinal, torch): &(i16, &TorchBooks)| {
+        !cache::misfit_sites(torch).is_empty() && is_settled(facts, *ordinal, torch)
+    };
+    let (_, torch) = cache::torches(facts.story).find(is_it)?;
+    Some(format!(
+        "PyTorch reserved up to {} for at most {} in use, and no longer buys more",
+        bytes(torch.reserved.peak),
+        bytes(torch.allocated.peak)
+    ))
 }
 
 /// The setting that reserves least of those that people are advised to try, and how sure that is; none where it saves little, or

@@ -4,7 +4,7 @@ use super::{Case, Cause, Facts, Fix, Kind};
 use gputrace_trace::words::{bytes, time};
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "kept after the work that it was made for",
+    name: "idle after the work that it was made for",
     kind: Kind::Kept,
     needs: "a fifth of the peak at least that a function made and ran a model beside, and that stayed long after its last call",
     against: "captured graphs, which use memory without asking for any; calls of the function later on",
@@ -25,7 +25,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     }
     Some(Case {
         what: format!(
-            "{} lie idle: `{}` made them here, asked for memory last at {}, and other work went on to the peak without it",
+            "{} lie idle at the peak: `{}` made them here, asked for memory last at {}, and others went on without it",
             bytes(idle.bytes),
             idle.function,
             time(facts.story.since_start(idle.over))

@@ -26,13 +26,16 @@ pub(super) const CAUSE: Cause = Cause {
 fn old(holder: &Holder) -> Bytes {
     let mut sizes = holder.sizes.iter().filter(|(size, _)| size.0 > 0);
     match (sizes.next(), sizes.next(), sizes.next()) {
-        (Some((old, n)), Some((new, _)), None) if new.0.saturating_mul(100) <= old.0.saturating_mul(NEXT) => Bytes(old.0.saturating_mul(*n)),
+        (Some((old, n)), Some((new, of_new)), None) if n.abs_diff(*of_new) <= 1 && new.0.saturating_mul(100) <= old.0.saturating_mul(NEXT) => Bytes(old.0.saturating_mul(*n)),
         _ => Bytes(0),
     }
 }
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
-    let joined = || facts.holders().filter(|holder| holder.rising_sizes >= LEAST_SIZES);
+    let is_joined = |holder: &&Holder| {
+        holder.rising_sizes >= LEAST_SIZES && (old(holder).0 > 0 || facts.role(holder) == "KV cache")
+    };
+    let joined = || facts.holders().filter(is_joined);
     let most = joined().next()?;
     let all = Bytes(joined().map(|holder| holder.bytes.0).sum());
     let held = facts.held?;

@@ -14,6 +14,7 @@ use gputrace_report::model::Value;
 mod abandoned_pools;
 mod activations_beyond_card;
 mod autocast_cache;
+mod cached_plans;
 mod caught_errors;
 mod checkpoint_on_gpu;
 mod collected_results;
@@ -40,7 +41,6 @@ mod not_donated;
 mod one_request;
 mod partial_checkpointing;
 mod pinned_rounded;
-mod plan_cache;
 mod reference_cycles;
 mod reloaded_models;
 mod starved_library;
@@ -57,6 +57,7 @@ pub const CAUSES: &[Cause] = &[
     abandoned_pools::CAUSE,
     activations_beyond_card::CAUSE,
     autocast_cache::CAUSE,
+    cached_plans::CAUSE,
     caught_errors::CAUSE,
     checkpoint_on_gpu::CAUSE,
     collected_results::CAUSE,
@@ -82,7 +83,6 @@ pub const CAUSES: &[Cause] = &[
     one_request::CAUSE,
     partial_checkpointing::CAUSE,
     pinned_rounded::CAUSE,
-    plan_cache::CAUSE,
     reference_cycles::CAUSE,
     reloaded_models::CAUSE,
     starved_library::CAUSE,

@@ -7,8 +7,8 @@ use gputrace_analyse::held::Holder;
 use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
 
-/// Smaller blocks are no model for a larger one: multiples of them are by chance.
-const LEAST_BLOCK: u64 = 1 << 20;
+/// A tensor is repeated at most so many times: larger multiples are by chance.
+const MOST_TIMES: u64 = 256;
 
 pub(super) const CAUSE: Cause = Cause {
     name: "one request larger than the card",
@@ -33,14 +33,14 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         return None;
     }
     let than = if asked >= total {
-        format!("the card has {}: no setting and no release makes it fit", bytes(total))
+        format!("the card has {} in all, and no setting makes it fit", bytes(total))
     } else {
         format!("{} of the card's {} were in use", bytes(used), bytes(total))
     };
     let (times, fix) = match multiple(facts, asked) {
         Some((times, holder)) => (
             format!(
-                "; it is {} times the {} that {} made: a `repeat`, or an `expand` made dense",
+                "; it is exactly {} times the {} that {} made: likely a `repeat`, or an `expand` made dense",
                 count(times),
                 bytes(Bytes(asked.0 / times)),
                 facts.site(holder.site)
@@ -53,12 +53,12 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
     };
     Some(Case {
-        what: format!("this one request is too large, {than}{times}"),
+        what: format!("this one request is too large: {than}{times}"),
         site: facts.site(site),
         // Nothing else of the process matters.
         bytes: asked,
         sure: "certain: the size of the request, and the device's".into(),
-        fix: Fix::words(fix, format!("{} less", bytes(asked))),
+        fix: Fix::words(fix, ""),
         verb: "oom",
     })
 }
@@ -66,15 +66,17 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
 /// The line that launched what makes so much first: PJRT finds out later, in threads of its own.
 fn user_line(facts: &Facts<'_>, asked: Bytes, site: SiteId) -> SiteId {
     let executables = facts.story.ledger.executables().iter();
-    let mut makers = executables.filter(|it| it.figures.outputs.is_some_and(|outputs| outputs >= asked));
+    // What PJRT says is rounded.
+    let is_as_large = |outputs: Bytes| outputs.0 >= asked.0 - asked.0 / 100;
+    let mut makers = executables.filter(|it| it.figures.outputs.is_some_and(is_as_large));
     makers.find_map(|it| it.site).unwrap_or(site)
 }
 
-/// A block that the request is a whole number of times of: the latest.
+/// A block that the request is a whole number of times of: the largest.
 fn multiple<'a>(facts: &Facts<'a>, asked: Bytes) -> Option<(u64, &'a Holder)> {
     let sizes = |holder: &'a Holder| holder.sizes.keys().map(move |size| (*size, holder));
-    let blocks = facts.holders().flat_map(sizes).filter(|(size, _)| size.0 >= LEAST_BLOCK);
-    let whole = blocks.filter(|(size, _)| asked.0 % size.0 == 0 && asked.0 / size.0 > 1);
-    let latest = whole.max_by_key(|(size, holder)| (holder.since, *size))?;
-    Some((asked.0 / latest.0.0, latest.1))
+    let blocks = facts.holders().flat_map(sizes).filter(|(size, _)| size.0 > 0);
+    let whole = blocks.filter(|(size, _)| asked.0 % size.0 == 0 && (2..=MOST_TIMES).contains(&(asked.0 / size.0)));
+    let (size, holder) = whole.max_by_key(|(size, holder)| (*size, holder.since))?;
+    Some((asked.0 / size.0, holder))
 }

@@ -33,16 +33,17 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let n_blocks: u64 = facts.holders().filter(|it| is_workspace(it)).map(|it| it.blocks).sum();
     (streams.len() >= LEAST_STREAMS && facts.is_much(held)).then(|| Case {
         what: format!(
-            "{} are workspaces of cuBLAS: one for each of {} streams and each handle ({} blocks), and they stay",
+            "{} are workspaces of cuBLAS: one for each of {} streams that the line below ran the model on, and each handle ({} blocks); they stay",
             bytes(held),
             count(streams.len() as u64),
             count(n_blocks)
         ),
-        site: facts.site(most.site),
+        // The line that chose the stream is the model's caller's.
+        site: if most.caller.is_empty() { facts.site(most.site) } else { most.caller.clone() },
         bytes: held,
         sure: "certain: each is of the size that PyTorch asks for, on a stream of its own".into(),
         fix: Fix::words(
-            "use few streams again and again, or the smallest workspaces: `export CUBLAS_WORKSPACE_CONFIG=:16:8`",
+            "make a few streams once and use them again, instead of a new `torch.cuda.Stream()` each time; or the smallest workspaces: `export CUBLAS_WORKSPACE_CONFIG=:16:8`",
             format!("one stream keeps {}", bytes(Bytes(held.0 / streams.len() as u64))),
         ),
         verb: "report --all",

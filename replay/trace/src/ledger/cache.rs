@@ -16,6 +16,8 @@ use super::sites::SiteId;
 
 /// Most sizes kept of one call site.
 const MAX_SIZES: usize = 1000;
+/// Most misfits of which it is kept when.
+const MAX_MISFITS: usize = 4096;
 
 /// What PyTorch's cache on one device bought and gave back.
 #[derive(Clone, Debug, Default)]
@@ -28,9 +30,8 @@ pub struct CacheBooks {
     pub misfits: BTreeMap<SiteId, Misfits>,
     /// Segments bought in all.
     pub bought: Traffic,
-    /// Of what misfits bought: since the most was handed out that ever was.
-    pub misfits_since_peak: Bytes,
-    allocated_peak: Bytes,
+    /// The first thousands of misfits: after how many requests each was bought, and how large.
+    pub misfits_over_time: Vec<(u64, Bytes)>,
     held: u64,
     missing: u64,
     last_trim: Option<(SiteId, u64)>,
@@ -76,11 +77,8 @@ impl Traffic {
 }
 
 impl CacheBooks {
-    /// A segment was bought, while blocks of `allocated` bytes were handed out, and at most `allocated_peak` before.
-    pub(super) fn buys(&mut self, bytes: Bytes, allocated: Bytes, allocated_peak: Bytes, time: Nanos) {
-        if allocated_peak > self.allocated_peak {
-            (self.allocated_peak, self.misfits_since_peak) = (allocated_peak, Bytes(0));
-        }
+    /// A segment was bought, while blocks of `allocated` bytes were handed out.
+    pub(super) fn buys(&mut self, bytes: Bytes, allocated: Bytes, time: Nanos) {
         self.bought.add(bytes, time);
         let again = self.missing.min(bytes.0);
         if again > 0 {
@@ -93,12 +91,14 @@ impl CacheBooks {
         self.held = self.held.saturating_add(bytes.0);
     }
 
-    /// A block was handed out, from what was bought just before if anything was.
-    pub(super) fn serves(&mut self, site: SiteId) {
+    /// The `now`th block was handed out, from what was bought just before if anything was.
+    pub(super) fn serves(&mut self, now: u64, site: SiteId) {
         let Some((bytes, time)) = self.misfit.take() else { return };
         let misfits = self.misfits.entry(site).or_default();
         misfits.bought.add(bytes, time);
-        self.misfits_since_peak.0 = self.misfits_since_peak.0.saturating_add(bytes.0);
+        if self.misfits_over_time.len() < MAX_MISFITS {
+            self.misfits_over_time.push((now, bytes));
+        }
         if misfits.sizes.len() < MAX_SIZES {
             misfits.sizes.insert(bytes);
         }

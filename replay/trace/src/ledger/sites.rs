@@ -362,9 +362,13 @@ fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> S
     let outside = &stack.frames[owner.frame.unwrap_or(0).min(stack.frames.len())..];
     let n_runtime = outside.iter().take_while(|id| is_part_of_runtime(function(id))).count();
     let outside = if n_runtime < outside.len() { &outside[n_runtime..] } else { outside };
-    let own = outside.iter().filter_map(frame).find(
-        |frame| matches!(frame, Frame::Native { module, function, .. } if path(module) == executable && !function.is_empty()),
-    );
+    let own = |with_headers: bool| {
+        outside.iter().filter_map(frame).find(|frame| {
+            matches!(frame, Frame::Native { module, function, file, .. }
+                if path(module) == executable && !function.is_empty() && (with_headers || !is_toolkit_header(file)))
+        })
+    };
+    let own = own(false).or_else(|| own(true));
     let in_torch = || stack.frames.iter().find(|id| torch_operation(function(id)).is_some()).and_then(frame);
     match own.or_else(in_torch).or_else(|| outside.first().and_then(frame)) {
         Some(Frame::Native { address, module, function, file, line, .. }) => {
@@ -380,6 +384,13 @@ fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> S
         }
         Some(Frame::Python { .. }) | None => Site::default(),
     }
+}
+
+/// A header of CUDA's or of the compiler's, with functions that are compiled into the program: `cudaMalloc<float>` of `cuda_runtime.h`.
+fn is_toolkit_header(file: &str) -> bool {
+    let Some((folder, name)) = file.rsplit_once('/') else { return false };
+    let is_installed = folder.contains("/targets/") || folder.contains("/cuda") || file.starts_with("/usr/include/") || folder.contains("/c++/");
+    is_installed && (folder.contains("/include") || name.ends_with(".h"))
 }
 
 /// `at::native::mul` from `at::native::mul(at::Tensor const&, ...)`: an operation of PyTorch's, except those that

@@ -320,7 +320,7 @@ impl Torch {
         self.begin_step(event.thread).recorded.clear();
         let books = self.books(block.device);
         books.allocations += 1;
-        books.cache.serves(site);
+        books.cache.serves(books.allocations, site);
         books.says(event.time, block.allocated, block.reserved);
         let requested = block.requested.unwrap_or_else(|| {
             books.n_unknown_requests += 1;
@@ -448,7 +448,7 @@ impl Torch {
     /// PyTorch bought a segment, or a page of one.
     pub(super) fn buys(&mut self, device: i16, bytes: Bytes, time: Nanos) {
         let books = self.books(device);
-        books.cache.buys(bytes, books.allocated.now, books.allocated.peak, time);
+        books.cache.buys(bytes, books.allocated.now, time);
     }
 
     /// PyTorch gave a segment back, or a page of one.
