@@ -133,19 +133,24 @@ fn course<'a>(
         return None;
     }
     // Where the stacks part.
-    let mut common = own.len();
-    for life in others() {
+    let is_model = |(function, file, _): &Line<'_>| {
+        file.ends_with("/torch/nn/modules/module.py") && function.ends_with("_call_impl")
+    };
+    let (mut common, mut n_work) = (own.len(), 0);
+    for life in between.iter().filter(|life| life.device == device) {
         let path = paths.entry(life.stack).or_insert_with(|| path(definitions, life.stack));
         if path.is_empty() {
+            continue;
+        }
+        n_work += usize::from(path.iter().any(is_model));
+        if life.stack == stack {
             continue;
         }
         common = own.iter().zip(path.iter()).take(common).take_while(|(a, b)| a == b).count();
     }
     let loops = own.get(common)?;
-    let is_model = |(function, file, _): &Line<'_>| {
-        file.ends_with("/torch/nn/modules/module.py") && function.ends_with("_call_impl")
-    };
-    if own[..common].iter().any(is_model) || python_package(loops.1).is_some() {
+    // Shards of a checkpoint are loaded in a loop, too, and no model runs in between.
+    if n_work < held.len() || own[..common].iter().any(is_model) || python_package(loops.1).is_some() {
         return None;
     }
     // A ring lets its oldest go as it takes the next. Temporaries of the last turn may be of the same stack.

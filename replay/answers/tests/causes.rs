@@ -26,6 +26,11 @@ include!("causes/cases.rs");
 
 /// The lines of the first screen.
 fn first_screen(path: &Path) -> Vec<String> {
+    screen_and_verdict(path).0
+}
+
+/// The same, with the name of the cause, the call site and the kind.
+fn screen_and_verdict(path: &Path) -> (Vec<String>, [String; 3]) {
     let source = Source::open(path).unwrap_or_else(|error| panic!("{error}"));
     let mut growth = Growth::default();
     let story = Story::with_lifetimes_and(&source, &Categories::default(), &mut growth);
@@ -38,7 +43,12 @@ fn first_screen(path: &Path) -> Vec<String> {
         Item::Line(_, text) => text.clone(),
         other => panic!("{other:?}"),
     });
-    std::iter::once(verdict.section.title.clone()).chain(parts).collect()
+    let site = verdict.section.items.iter().find_map(|item| match item {
+        Item::Fact { name, value: Value::Text(text), .. } if *name == "call_site" => Some(text.clone()),
+        _ => None,
+    });
+    let facts = [verdict.cause.clone(), site.unwrap_or_default(), verdict.kind.to_owned()];
+    (std::iter::once(verdict.section.title.clone()).chain(parts).collect(), facts)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -92,4 +102,70 @@ fn the_first_screen_names_the_cause_of_each_case() {
     let [wrong, partly, right] = counts;
     println!("right {right}, partly {partly}, wrong {wrong}; not here: {n_missing}");
     assert!(worse.is_empty(), "not right: {worse:?}");
+}
+
+/// A line of `tests/causes/cases.jsonl`.
+struct Public {
+    case: String,
+    program: String,
+    truth: String,
+    /// The name of the cause; empty for a healthy program.
+    cause: String,
+    lines: Vec<u64>,
+    is_tuned: bool,
+}
+
+fn public_cases(folder: &Path) -> Vec<Public> {
+    let table = std::fs::read_to_string(folder.join("cases.jsonl")).expect("the table of cases");
+    let case = |line: &str| {
+        let known: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        let text = |name: &str| known[name].as_str().unwrap_or_default().to_owned();
+        Public {
+            case: text("case"),
+            program: text("program"),
+            truth: text("truth"),
+            cause: text("cause"),
+            lines: known["lines"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect(),
+            is_tuned: known["tuned"].as_bool().expect("whether the rules were made with it"),
+        }
+    };
+    table.lines().filter(|line| !line.is_empty()).map(case).collect()
+}
+
+/// Strictly: the cause by its name, and one of the lines where the verdict points. Without the line it is partly right.
+fn judge_public(case: &Public, [cause, site, kind]: &[String; 3]) -> Judged {
+    if case.cause.is_empty() {
+        return if kind == "nothing_wrong" { Judged::Right } else { Judged::Wrong };
+    }
+    let is_there = |line: &u64| {
+        let place = format!("{}:{line}", case.program);
+        site.match_indices(&place).any(|(at, _)| !site[at + place.len()..].starts_with(|next: char| next.is_ascii_digit()))
+    };
+    match (*cause == case.cause, case.lines.iter().any(is_there)) {
+        (true, true) => Judged::Right,
+        (true, false) => Judged::Partly,
+        (false, _) => Judged::Wrong,
+    }
+}
+
+#[test]
+fn the_first_screen_names_cause_and_line_of_each_public_case() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/causes");
+    let (mut worse, mut counts) = (vec![], [[0; 3]; 2]);
+    println!("case | truth | first screen | judged | used for tuning");
+    for case in public_cases(&folder) {
+        let (screen, facts) = screen_and_verdict(&folder.join(format!("{}.gtr", case.case)));
+        let judged = judge_public(&case, &facts);
+        counts[usize::from(case.is_tuned)][judged as usize] += 1;
+        let tuned = if case.is_tuned { "tuned" } else { "never tuned" };
+        println!("{} | {} | {} | {judged:?} | {tuned}", case.case, case.truth, screen[0]);
+        println!("      where: {}", facts[1]);
+        if judged != Judged::Right {
+            worse.push((case.case, screen));
+        }
+    }
+    for ([wrong, partly, right], which) in counts.into_iter().zip(["never tuned", "tuned"]) {
+        println!("{which}: right {right}, partly {partly}, wrong {wrong}");
+    }
+    assert!(worse.is_empty(), "not right: {worse:#?}");
 }

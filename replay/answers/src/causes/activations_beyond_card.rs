@@ -2,6 +2,7 @@
 
 use gputrace_schemas::event::Bytes;
 
+use super::facts::called_at;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::ledger::Wall;
@@ -78,7 +79,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             bytes(sum),
             bytes(held.bytes)
         ),
-        site: facts.site(most.site),
+        site: called_at(&facts.site(most.site), Some(most)),
         bytes: sum,
         sure: "likely: what the model's code made in this step is most of what was held, and no line grows from step to step".into(),
         fix: Fix::words(

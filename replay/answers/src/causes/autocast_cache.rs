@@ -53,7 +53,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
                  its region ends",
                 bytes(copied)
             ),
-            site: if most.caller.is_empty() { facts.site(most.site) } else { most.caller.clone() },
+            site: facts.site(most.site),
             bytes: copied,
             sure: format!("likely: their sizes are half of those of {} of {} of weights, one by one", bytes(Bytes(copied.0 * 2)), bytes(Bytes(all))),
             fix: Fix::words(

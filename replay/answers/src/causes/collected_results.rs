@@ -35,14 +35,13 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let all = Bytes(collected().map(|pile| pile.bytes.0).sum());
     (all.0.saturating_mul(3) >= held.bytes.0 && facts.is_much(all)).then(|| Case {
         what: format!(
-            "{} of the peak of {} are results that a loop collects: {} made {} of them here one by one ({} each), and they go together at its end",
+            "{} of the peak of {} are results that a loop collects: {} of them were made here one by one ({} each), and all go together at its end",
             bytes(all),
             bytes(held.bytes),
-            most.looped_at,
             count(most.blocks),
             bytes(Bytes(most.bytes.0 / most.blocks.max(1)))
         ),
-        site: facts.site(most.site),
+        site: format!("{}, collected by {}", facts.site(most.site), most.looped_at),
         bytes: all,
         sure: "likely: none went while the loop ran, and other work was done between any two".into(),
         fix: Fix::words(

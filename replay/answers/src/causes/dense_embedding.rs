@@ -3,7 +3,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::{Case, Cause, Facts, Fix, Kind};
-use gputrace_analyse::held::Sign;
+use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::words::{bytes, count};
 
 pub(super) const CAUSE: Cause = Cause {
@@ -19,18 +19,21 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let held = facts.held?;
     let gradient = facts.holders().find(|holder| holder.signs.has(Sign::Embedding) && holder.signs.has(Sign::Backward))?;
     let size = *gradient.sizes.keys().max()?;
+    let is_table = |holder: &&Holder| facts.role(holder) == "parameters" && holder.sizes.contains_key(&size);
+    let table = facts.holders().find(is_table).unwrap_or(gradient);
     let n: u64 = facts.holders().filter_map(|holder| holder.sizes.get(&size)).sum();
     let all = Bytes(size.0.saturating_mul(n));
     (n >= 3 && all.0.saturating_mul(5) >= held.bytes.0.saturating_mul(3)).then(|| Case {
         what: format!(
-            "{} of {} are one embedding table: {} blocks of {}, the table, its dense gradient, the optimizer's state and temporaries, all as \
+            "{} of {} are one embedding, used at {}: {} blocks of {}, the table, its dense gradient, the optimizer's state and temporaries, all as \
              large as the table however few rows are used",
             bytes(all),
             bytes(held.bytes),
+            facts.site(gradient.site),
             count(n),
             bytes(size)
         ),
-        site: facts.site(gradient.site),
+        site: facts.site(table.site),
         bytes: all,
         sure: "certain: the backward pass of the embedding made the gradient, and the others have its very size".into(),
         fix: Fix::words(

@@ -18,12 +18,12 @@ const WORTHWHILE: u64 = 20;
 /// The last of the requests: one in so many.
 const LATE: u64 = 5;
 /// Unused memory matters on a card with room from this part of it on: one in so many.
-const MUCH: u64 = 4;
+const MUCH: u64 = 16;
 
 pub(super) const CAUSE: Cause = Cause {
     name: "external fragmentation",
     kind: Kind::Wasted,
-    needs: "segments that were bought although as much was unused, to the end of the run, or until a quarter of the card lay unused",
+    needs: "segments that were bought although as much was unused, to the end of the run, or until a sixteenth of the card lay unused",
     against: "free memory on streams that no later request uses; a reserve that stopped growing on a card with room",
     claims: None,
     find,

@@ -223,7 +223,7 @@ impl<'a> Facts<'a> {
         };
         Case {
             what,
-            site: site.named.site.clone(),
+            site: called_at(&site.named.site, grown.holder),
             bytes: sum,
             sure: sure(site),
             fix: Fix::words(fix, worth),
@@ -258,6 +258,14 @@ impl Grown<'_> {
     pub fn account(&self) -> Option<Account> {
         self.site.place.map(|place| place.account)
     }
+}
+
+/// A line of a model, with the program's line that called the model.
+pub(super) fn called_at(site: &str, holder: Option<&Holder>) -> String {
+    let caller = holder.map_or("", |holder| holder.caller.as_str());
+    // It may be the line itself, or be named as the callers' parts are.
+    let is_known = caller.is_empty() || site.contains("called from") || site.contains(caller);
+    if is_known { site.to_owned() } else { format!("{site}, called at {caller}") }
 }
 
 /// How sure it is that a line grows: of the statement that is made.

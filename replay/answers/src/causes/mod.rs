@@ -13,6 +13,7 @@ use gputrace_report::model::Value;
 
 mod abandoned_pools;
 mod activations_beyond_card;
+mod another_pool;
 mod autocast_cache;
 mod cached_plans;
 mod caught_errors;
@@ -35,14 +36,18 @@ mod jax_outputs;
 mod joined_anew;
 mod kept_results;
 mod kept_with_graph;
+mod limit;
 mod managed_beyond_card;
 mod neighbours;
 mod not_donated;
 mod one_request;
+mod one_temporary;
+mod optimizer_state;
 mod partial_checkpointing;
 mod pinned_rounded;
 mod reference_cycles;
 mod reloaded_models;
+mod resident_data;
 mod starved_library;
 mod streams_made_anew;
 mod taken_in_advance;
@@ -56,6 +61,7 @@ pub use facts::{Facts, Failure};
 pub const CAUSES: &[Cause] = &[
     abandoned_pools::CAUSE,
     activations_beyond_card::CAUSE,
+    another_pool::CAUSE,
     autocast_cache::CAUSE,
     cached_plans::CAUSE,
     caught_errors::CAUSE,
@@ -77,14 +83,18 @@ pub const CAUSES: &[Cause] = &[
     joined_anew::CAUSE,
     kept_results::CAUSE,
     kept_with_graph::CAUSE,
+    limit::CAUSE,
     managed_beyond_card::CAUSE,
     neighbours::CAUSE,
     not_donated::CAUSE,
     one_request::CAUSE,
+    one_temporary::CAUSE,
+    optimizer_state::CAUSE,
     partial_checkpointing::CAUSE,
     pinned_rounded::CAUSE,
     reference_cycles::CAUSE,
     reloaded_models::CAUSE,
+    resident_data::CAUSE,
     starved_library::CAUSE,
     streams_made_anew::CAUSE,
     taken_in_advance::CAUSE,
@@ -189,21 +199,22 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<(&'static Cause, Case)> {
     let mut all: Vec<(&'static Cause, Case)> =
         CAUSES.iter().filter_map(|cause| Some((cause, (cause.find)(facts)?))).collect();
     let rank = |kind: Kind| match kind {
-        _ if facts.failure.is_some() => 0,
         Kind::Grew => 0,
         Kind::Churned => 2,
         _ => 1,
     };
     all.sort_by_key(|(cause, case)| (rank(cause.kind), Reverse(case.bytes), cause.kind));
-    // What grows to the end comes first, unless something else holds several times as much.
-    let is_lesser = |all: &[(&Cause, Case)], other: &Case| {
-        all.first().is_some_and(|(cause, case)| {
-            cause.kind == Kind::Grew && case.bytes.0.saturating_mul(SEVERAL) < other.bytes.0
-        })
+    // What grows to the end comes first, unless something else holds more when a request fails, or several times as much.
+    let is_more = |(cause, case): &(&Cause, Case), grown: u64| {
+        let (is_failed, is_wasted) = (facts.failure.is_some(), cause.kind == Kind::Wasted);
+        match cause.kind {
+            Kind::Kept | Kind::Beyond if is_failed => case.bytes.0 > grown,
+            Kind::Grew | Kind::Churned => false,
+            _ => !is_wasted && case.bytes.0 > grown.saturating_mul(SEVERAL),
+        }
     };
-    if let Some(at) = all.iter().position(|(cause, case)| {
-        matches!(cause.kind, Kind::Kept | Kind::Peak) && is_lesser(&all, case)
-    }) {
+    let grown = all.first().filter(|(cause, _)| cause.kind == Kind::Grew).map(|(_, case)| case.bytes.0);
+    if let Some(at) = grown.and_then(|grown| all.iter().position(|case| is_more(case, grown))) {
         all[..=at].rotate_right(1);
     }
     // Fragmentation at the line of another cause is what follows from that.

@@ -1,7 +1,7 @@
 //! Memory that a program takes in one go for later: blocks of a key-value cache, a pool.
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
-use gputrace_analyse::piles::Course;
+use gputrace_analyse::piles::{Course, Pile};
 use gputrace_trace::words::{bytes, count};
 
 pub(super) const CAUSE: Cause = Cause {
@@ -22,12 +22,17 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             matches!(name.as_str(), "parameters" | "weights" | "gradients" | "optimizer state")
         })
     };
-    let pile = held.piles.iter().find(|pile| pile.course == Course::AtOnce && !lasting(pile.role))?;
-    if pile.bytes.0.saturating_mul(5) < held.bytes.0.saturating_mul(2) {
+    let is_pile = |pile: &&Pile| pile.course == Course::AtOnce && !lasting(pile.role);
+    let pile = held.piles.iter().find(is_pile).map(|pile| (pile.site, pile.bytes, pile.blocks));
+    // One tensor for all layers is a pile of its own.
+    let single = facts.holders().find(|holder| facts.role(holder) == "KV cache");
+    let single = single.map(|holder| (holder.site, holder.bytes, holder.blocks));
+    let (site, taken, blocks) = pile.into_iter().chain(single).max_by_key(|(_, bytes, _)| *bytes)?;
+    if taken.0.saturating_mul(5) < held.bytes.0.saturating_mul(2) {
         return None;
     }
     let again = match failure {
-        Failure::Torch(_, error) if error.site == pile.site => {
+        Failure::Torch(_, error) if error.site == site => {
             "; the request that failed is of the same line: a second one (an engine, a worker, a model) wants its share, too"
         }
         _ => "",
@@ -35,16 +40,16 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     Some(Case {
         what: format!(
             "{} were taken in advance, {} blocks in one go, as a KV cache or a pool is{again}",
-            bytes(pile.bytes),
-            count(pile.blocks)
+            bytes(taken),
+            count(blocks)
         ),
-        site: facts.site(pile.site),
-        bytes: pile.bytes,
+        site: facts.site(site),
+        bytes: taken,
         sure: "certain that they were asked for together and still held; likely that they were taken in advance".into(),
         fix: Fix::words(
             "let it take a smaller part: lower `gpu_memory_utilization` (or the share that this line computes), so that all that share the \
              card fit",
-            format!("half of it gives {} free", bytes(gputrace_schemas::event::Bytes(pile.bytes.0 / 2))),
+            format!("half of it gives {} free", bytes(gputrace_schemas::event::Bytes(taken.0 / 2))),
         ),
         verb: "oom",
     })

@@ -1,0 +1,56 @@
+//! A pool of another library in the same process: JAX's preallocation, CuPy's and RMM's pools.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use gputrace_trace::words::bytes;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "memory kept by another library's pool",
+    kind: Kind::Elsewhere,
+    needs: "a request that failed for want of memory of the device, while another library than the one that asked had a fifth of it",
+    against: "a library that asked for little, and one that needs what it has: that is not recorded",
+    claims: None,
+    find,
+};
+
+/// What gives memory back, by the owner that keeps it.
+const RELEASES: &[(&str, &str)] = &[
+    ("JAX", "`XLA_PYTHON_CLIENT_PREALLOCATE=false`, or a part: `XLA_PYTHON_CLIENT_MEM_FRACTION=.3`"),
+    ("CuPy", "`cupy.get_default_memory_pool().free_all_blocks()` before that line, or a limit: `set_limit(fraction=0.3)`"),
+    ("RMM", "one pool for all: `rmm.reinitialize(...)` with a `maximum_pool_size`, or PyTorch through `rmm.allocators.torch`"),
+    ("TensorFlow", "`tf.config.experimental.set_memory_growth(gpu, True)`"),
+    ("PyTorch", "`torch.cuda.empty_cache()` before that line, or less for PyTorch: `set_per_process_memory_fraction`"),
+];
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let failure = facts.failure?;
+    let ordinal = failure.device();
+    let ledger = &facts.story.ledger;
+    let (asker, site) = match failure {
+        Failure::Torch(_, error) => ("PyTorch", error.site),
+        Failure::Jax(_, error) => ("JAX", error.site),
+        Failure::Refused(refused) => (ledger.sites.owner(refused.owner), refused.site),
+    };
+    let asked = failure.asked()?;
+    let total = facts.story.device(ordinal).map(|device| device.total.0).filter(|total| *total > 0)?;
+    let books = ledger.devices.get(&ordinal)?;
+    let known = |owner: &str| RELEASES.iter().find(|(name, _)| owner.starts_with(name));
+    // Programs give back at their end: the most that each had.
+    let others = books.physical.owners().filter_map(|part| {
+        let owner = ledger.sites.owner(part.id);
+        let (name, release) = known(owner)?;
+        (!asker.starts_with(name)).then_some((owner, *release, part.at_peak.bytes))
+    });
+    let (owner, release, held) = others.max_by_key(|(.., held)| *held)?;
+    // Of a library beside PyTorch, what PyTorch has lying idle is another cause.
+    let is_idle_torch = owner.starts_with("PyTorch") && !asker.starts_with("JAX") && !asker.starts_with("CuPy");
+    (held.0.saturating_mul(5) >= total && held >= asked && !is_idle_torch).then(|| Case {
+        what: format!("{owner} in the same process had {} of the device's {}, and {asker} asked for {}", bytes(held), bytes(Bytes(total)), bytes(asked)),
+        site: facts.site(site),
+        bytes: held,
+        sure: "certain that it had so much at the peak; whether it needs all of it is not recorded".into(),
+        fix: Fix::words(release, format!("up to {} for the others", bytes(held))),
+        verb: "oom",
+    })
+}

@@ -1,0 +1,40 @@
+//! A limit that the program set for PyTorch.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use gputrace_trace::ledger::Wall;
+use gputrace_trace::words::bytes;
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "a limit that the program set",
+    kind: Kind::Beyond,
+    needs: "a request of PyTorch's that failed although the device had room for it, while nothing grows",
+    against: "a driver that refused, or growth up to the limit",
+    claims: None,
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let Failure::Torch(_, error) = facts.failure? else { return None };
+    let (free, total) = error.device.filter(|_| error.wall() == Wall::Limit)?;
+    Some(Case {
+        what: format!(
+            "PyTorch's own limit (`set_per_process_memory_fraction`) was in the way: {} in use, {} reserved, and {} of the device's {} were \
+             free",
+            bytes(error.allocated),
+            bytes(error.reserved),
+            bytes(free),
+            bytes(total)
+        ),
+        site: facts.site(error.site),
+        // What fills the limit explains more.
+        bytes: Bytes(0),
+        sure: "certain: the driver had more free than was asked for, and was not asked".into(),
+        fix: Fix::words(
+            "raise the limit: `torch.cuda.set_per_process_memory_fraction`, or the `per_process_memory_fraction` option",
+            format!("{} more are there", bytes(free)),
+        ),
+        verb: "oom",
+    })
+}
