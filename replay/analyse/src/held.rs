@@ -142,7 +142,8 @@ impl Signs {
             file.ends_with("/torch/nn/parallel/distributed.py")
                 && matches!(function, "_ddp_init_helper" | "_pre_forward" | "_post_forward" | "__init__")
         });
-        let is_embedding = stack.backward.as_ref().is_some_and(|backward| backward.node.contains("Embedding"));
+        let is_embedding =
+            stack.backward.as_ref().is_some_and(|backward| backward.node.contains("Embedding"));
         let is_copy = any(&|function, file| {
             file.ends_with("/copy.py") && function == "deepcopy" || function == "__deepcopy__"
         });
@@ -292,10 +293,12 @@ fn courses(lives: &Lives, device: i16, time: Nanos) -> FxHashMap<SiteId, Course>
 fn caller_of_model(definitions: &dyn Definitions, id: StackId) -> Option<String> {
     let lines: Vec<(&str, &str, u32)> = python_lines(definitions, definitions.stack(id)?).collect();
     let is_call = |(function, file, _): &(&str, &str, u32)| {
-        file.ends_with("/torch/nn/modules/module.py") && matches!(last(function), "_wrapped_call_impl" | "_call_impl")
+        file.ends_with("/torch/nn/modules/module.py")
+            && matches!(last(function), "_wrapped_call_impl" | "_call_impl")
     };
     let outermost = lines.iter().rposition(is_call)?;
-    let (function, file, line) = lines[outermost + 1..].iter().find(|(_, file, _)| python_package(file).is_none())?;
+    let (function, file, line) =
+        lines[outermost + 1..].iter().find(|(_, file, _)| python_package(file).is_none())?;
     Some(format!("{function} ({file}:{line})"))
 }
 

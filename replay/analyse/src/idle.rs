@@ -53,16 +53,23 @@ pub(crate) fn of(
         return None;
     }
     let mut by_stack: FxHashMap<StackId, (u64, u64, SiteId)> = FxHashMap::default();
-    for life in lives.list.iter().filter(|life| life.device == device && !life.is_from_before && is_held(life)) {
+    for life in
+        lives.list.iter().filter(|life| life.device == device && !life.is_from_before && is_held(life))
+    {
         let held = by_stack.entry(life.stack).or_insert((0, 0, life.site));
         (held.0, held.1) = (held.0 + life.bytes.0, held.1 + 1);
     }
-    let (stack, (bytes, blocks, site)) = by_stack.into_iter().max_by_key(|(id, (bytes, ..))| (*bytes, *id))?;
+    let (stack, (bytes, blocks, site)) =
+        by_stack.into_iter().max_by_key(|(id, (bytes, ..))| (*bytes, *id))?;
     if bytes.saturating_mul(LEAST_PART) < all.0 || bytes == 0 {
         return None;
     }
     let stays = |life: &&Life| life.stack == stack && life.device == device && is_held(life);
-    let gone = lives.list.iter().filter(stays).map(|life| if life.died == NEVER { lives.n_moments } else { life.died });
+    let gone = lives
+        .list
+        .iter()
+        .filter(stays)
+        .map(|life| if life.died == NEVER { lives.n_moments } else { life.died });
     let gone = gone.min()?;
     let known = definitions.stack(stack)?;
     let lines: Vec<(&str, &str, u32)> = python_lines(definitions, known).collect();
@@ -70,14 +77,19 @@ pub(crate) fn of(
         return None;
     }
     // Each function of the program's on the way, outermost first; the program itself is none.
-    let own: Vec<(&str, &str)> =
-        lines.iter().rev().filter(|(_, file, _)| python_package(file).is_none()).map(|(function, file, _)| (*function, *file)).collect();
+    let own: Vec<(&str, &str)> = lines
+        .iter()
+        .rev()
+        .filter(|(_, file, _)| python_package(file).is_none())
+        .map(|(function, file, _)| (*function, *file))
+        .collect();
     let mut seen: FxHashMap<StackId, (Vec<(String, String)>, bool)> = FxHashMap::default();
     let mut facts = |id: StackId| -> (Vec<(String, String)>, bool) {
         seen.entry(id)
             .or_insert_with(|| {
                 let Some(stack) = definitions.stack(id) else { return (vec![], false) };
-                let lines = python_lines(definitions, stack).map(|(function, file, _)| (function.to_owned(), file.to_owned()));
+                let lines = python_lines(definitions, stack)
+                    .map(|(function, file, _)| (function.to_owned(), file.to_owned()));
                 let lines: Vec<(String, String)> = lines.collect();
                 let is_work = lines.iter().any(|(function, file)| {
                     file.ends_with("/torch/nn/modules/module.py") && function.ends_with("_call_impl")
@@ -88,7 +100,8 @@ pub(crate) fn of(
     };
     let n_all = lives.list.iter().filter(|life| life.device == device).count();
     for (function, file) in own.iter().skip(1) {
-        let is_inside = |lines: &[(String, String)]| lines.iter().any(|(name, of)| name == function && of == file);
+        let is_inside =
+            |lines: &[(String, String)]| lines.iter().any(|(name, of)| name == function && of == file);
         let (mut inside, mut after, mut n_after, mut over) = (0, 0, 0, Nanos(0));
         for life in lives.list.iter().filter(|life| life.device == device && life.born < gone) {
             let (lines, is_work) = facts(life.stack);

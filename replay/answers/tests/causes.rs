@@ -125,7 +125,12 @@ fn public_cases(folder: &Path) -> Vec<Public> {
             program: text("program"),
             truth: text("truth"),
             cause: text("cause"),
-            lines: known["lines"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect(),
+            lines: known["lines"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(serde_json::Value::as_u64)
+                .collect(),
             is_tuned: known["tuned"].as_bool().expect("whether the rules were made with it"),
         }
     };
@@ -139,7 +144,8 @@ fn judge_public(case: &Public, [cause, site, kind]: &[String; 3]) -> Judged {
     }
     let is_there = |line: &u64| {
         let place = format!("{}:{line}", case.program);
-        site.match_indices(&place).any(|(at, _)| !site[at + place.len()..].starts_with(|next: char| next.is_ascii_digit()))
+        site.match_indices(&place)
+            .any(|(at, _)| !site[at + place.len()..].starts_with(|next: char| next.is_ascii_digit()))
     };
     match (*cause == case.cause, case.lines.iter().any(is_there)) {
         (true, true) => Judged::Right,

@@ -25,8 +25,19 @@ pub(super) fn is_activation(facts: &Facts<'_>, holder: &Holder) -> bool {
         .into_iter()
         .any(|sign| holder.signs.has(sign));
     let role = facts.role(holder);
-    let is_lasting = matches!(role, "parameters" | "weights" | "gradients" | "optimizer state" | "KV cache" | "workspaces" | "other, kept");
-    !is_other && !is_lasting && (holder.signs.has(Sign::Forward) || holder.signs.has(Sign::Functional) || role == "activations")
+    let is_lasting = matches!(
+        role,
+        "parameters"
+            | "weights"
+            | "gradients"
+            | "optimizer state"
+            | "KV cache"
+            | "workspaces"
+            | "other, kept"
+    );
+    !is_other
+        && !is_lasting
+        && (holder.signs.has(Sign::Forward) || holder.signs.has(Sign::Functional) || role == "activations")
 }
 
 fn find(facts: &Facts<'_>) -> Option<Case> {

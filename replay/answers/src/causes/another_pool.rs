@@ -17,10 +17,19 @@ pub(super) const CAUSE: Cause = Cause {
 /// What gives memory back, by the owner that keeps it.
 const RELEASES: &[(&str, &str)] = &[
     ("JAX", "`XLA_PYTHON_CLIENT_PREALLOCATE=false`, or a part: `XLA_PYTHON_CLIENT_MEM_FRACTION=.3`"),
-    ("CuPy", "`cupy.get_default_memory_pool().free_all_blocks()` before that line, or a limit: `set_limit(fraction=0.3)`"),
-    ("RMM", "one pool for all: `rmm.reinitialize(...)` with a `maximum_pool_size`, or PyTorch through `rmm.allocators.torch`"),
+    (
+        "CuPy",
+        "`cupy.get_default_memory_pool().free_all_blocks()` before that line, or a limit: `set_limit(fraction=0.3)`",
+    ),
+    (
+        "RMM",
+        "one pool for all: `rmm.reinitialize(...)` with a `maximum_pool_size`, or PyTorch through `rmm.allocators.torch`",
+    ),
     ("TensorFlow", "`tf.config.experimental.set_memory_growth(gpu, True)`"),
-    ("PyTorch", "`torch.cuda.empty_cache()` before that line, or less for PyTorch: `set_per_process_memory_fraction`"),
+    (
+        "PyTorch",
+        "`torch.cuda.empty_cache()` before that line, or less for PyTorch: `set_per_process_memory_fraction`",
+    ),
 ];
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
@@ -44,9 +53,15 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     });
     let (owner, release, held) = others.max_by_key(|(.., held)| *held)?;
     // Of a library beside PyTorch, what PyTorch has lying idle is another cause.
-    let is_idle_torch = owner.starts_with("PyTorch") && !asker.starts_with("JAX") && !asker.starts_with("CuPy");
+    let is_idle_torch =
+        owner.starts_with("PyTorch") && !asker.starts_with("JAX") && !asker.starts_with("CuPy");
     (held.0.saturating_mul(5) >= total && held >= asked && !is_idle_torch).then(|| Case {
-        what: format!("{owner} in the same process had {} of the device's {}, and {asker} asked for {}", bytes(held), bytes(Bytes(total)), bytes(asked)),
+        what: format!(
+            "{owner} in the same process had {} of the device's {}, and {asker} asked for {}",
+            bytes(held),
+            bytes(Bytes(total)),
+            bytes(asked)
+        ),
         site: facts.site(site),
         bytes: held,
         sure: "certain that it had so much at the peak; whether it needs all of it is not recorded".into(),

@@ -38,9 +38,13 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         holder.sizes.iter().for_each(|(size, n)| *copies.entry(size.0).or_default() += n);
     }
     let all: u64 = weights.iter().map(|(size, n)| size * n).sum();
-    let copied: u64 = weights.iter().map(|(size, n)| size / 2 * n.min(copies.get(&(size / 2)).unwrap_or(&0))).sum();
+    let copied: u64 =
+        weights.iter().map(|(size, n)| size / 2 * n.min(copies.get(&(size / 2)).unwrap_or(&0))).sum();
     let n_copied: u64 = weights.iter().map(|(size, n)| *n.min(copies.get(&(size / 2)).unwrap_or(&0))).sum();
-    let most = facts.holders().filter(is_copy).find(|holder| holder.sizes.keys().any(|size| weights.contains_key(&(size.0 * 2))))?;
+    let most = facts
+        .holders()
+        .filter(is_copy)
+        .find(|holder| holder.sizes.keys().any(|size| weights.contains_key(&(size.0 * 2))))?;
     let copied = Bytes(copied);
     (n_copied >= 8 && copied.0.saturating_mul(4) >= all && facts.is_much(copied)).then(|| {
         let region = match most.caller.as_str() {

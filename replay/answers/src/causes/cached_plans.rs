@@ -17,7 +17,8 @@ fn claims(grown: &Grown<'_>) -> bool {
     let named = &grown.site.named;
     let is_fft = ["_exec_fft", "get_fft_plan", "_fft_c2c", "in fft", "in rfft", "in irfft", "in stft"];
     !grown.has(Sign::Backward)
-        && (named.owner == "cuFFT" || named.owner != "PyTorch block" && is_fft.iter().any(|name| named.site.contains(name)))
+        && (named.owner == "cuFFT"
+            || named.owner != "PyTorch block" && is_fft.iter().any(|name| named.site.contains(name)))
 }
 
 fn find(facts: &Facts<'_>) -> Option<Case> {

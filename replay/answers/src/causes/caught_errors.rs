@@ -18,7 +18,8 @@ pub(super) const CAUSE: Cause = Cause {
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let Failure::Torch(ordinal, _) = facts.failure? else { return None };
     // Of several attempts, one inside of the other, the one that holds most until now.
-    let is_there = |kept: &&CaughtOom| kept.device == ordinal && kept.is_user_code && still_held(facts, kept).0 > 0;
+    let is_there =
+        |kept: &&CaughtOom| kept.device == ordinal && kept.is_user_code && still_held(facts, kept).0 > 0;
     let caught = facts.found.caught.iter().filter(is_there).max_by_key(|kept| still_held(facts, kept))?;
     let held = still_held(facts, caught);
     let kept = bytes(held);
@@ -40,6 +41,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
 
 /// What an attempt had kept when memory ran out again, as far as its lines still hold as much at the failure.
 fn still_held(facts: &Facts<'_>, kept: &CaughtOom) -> Bytes {
-    let now = |site: SiteId| facts.holders().filter(|holder| holder.site == site).map(|holder| holder.bytes.0).sum::<u64>();
+    let now = |site: SiteId| {
+        facts.holders().filter(|holder| holder.site == site).map(|holder| holder.bytes.0).sum::<u64>()
+    };
     Bytes(kept.kept.iter().map(|(site, held)| held.bytes.0.min(now(*site))).sum())
 }

@@ -26,11 +26,17 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let lasting = |pile: &Pile| {
         let names = facts.lifetimes.map_or(&[][..], |lifetimes| &lifetimes.role_names);
         names.get(usize::from(pile.role)).is_some_and(|(name, _)| {
-            matches!(name.as_str(), "parameters" | "weights" | "gradients" | "optimizer state" | "activations" | "workspaces")
+            matches!(
+                name.as_str(),
+                "parameters" | "weights" | "gradients" | "optimizer state" | "activations" | "workspaces"
+            )
         })
     };
-    let collected =
-        || held.piles.iter().filter(|pile| pile.course == Course::Collected && pile.blocks >= LEAST_BLOCKS && !lasting(pile));
+    let collected = || {
+        held.piles
+            .iter()
+            .filter(|pile| pile.course == Course::Collected && pile.blocks >= LEAST_BLOCKS && !lasting(pile))
+    };
     let most = collected().next()?;
     let all = Bytes(collected().map(|pile| pile.bytes.0).sum());
     (all.0.saturating_mul(3) >= held.bytes.0 && facts.is_much(all)).then(|| Case {

@@ -14,7 +14,8 @@ pub(super) const CAUSE: Cause = Cause {
 };
 
 fn claims(grown: &Grown<'_>) -> bool {
-    let is_made = [Sign::Backward, Sign::Optimizer, Sign::Forward, Sign::Load].into_iter().any(|sign| grown.has(sign));
+    let is_made =
+        [Sign::Backward, Sign::Optimizer, Sign::Forward, Sign::Load].into_iter().any(|sign| grown.has(sign));
     !is_made && (grown.has(Sign::Copy) || grown.is_of_weights)
 }
 

@@ -34,7 +34,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(wrapped.site),
         bytes: twice,
-        sure: "certain: DistributedDataParallel's own code made them, and the gradients are blocks of their own".into(),
+        sure:
+            "certain: DistributedDataParallel's own code made them, and the gradients are blocks of their own"
+                .into(),
         fix: Fix::words(
             "`DistributedDataParallel(..., gradient_as_bucket_view=True)`",
             format!("saves about {}", bytes(twice)),

@@ -17,7 +17,9 @@ pub(super) const CAUSE: Cause = Cause {
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let held = facts.held?;
-    let gradient = facts.holders().find(|holder| holder.signs.has(Sign::Embedding) && holder.signs.has(Sign::Backward))?;
+    let gradient = facts
+        .holders()
+        .find(|holder| holder.signs.has(Sign::Embedding) && holder.signs.has(Sign::Backward))?;
     let size = *gradient.sizes.keys().max()?;
     let is_table = |holder: &&Holder| facts.role(holder) == "parameters" && holder.sizes.contains_key(&size);
     let table = facts.holders().find(is_table).unwrap_or(gradient);

@@ -70,7 +70,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
 
 /// What was reserved no longer grew, and the card has room for it: it costs nobody anything.
 fn is_settled(facts: &Facts<'_>, ordinal: i16, torch: &TorchBooks) -> bool {
-    let Some(total) = facts.story.device(ordinal).map(|device| device.total.0).filter(|total| *total > 0) else {
+    let Some(total) = facts.story.device(ordinal).map(|device| device.total.0).filter(|total| *total > 0)
+    else {
         return false;
     };
     let reserved = torch.reserved.peak.0;

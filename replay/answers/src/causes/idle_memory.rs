@@ -19,7 +19,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     }
     let idle = facts.lifetimes?.idle.iter().max_by_key(|idle| idle.bytes)?;
     // Gradients, state and weights are used by what reads them.
-    let role = facts.holders().find(|holder| holder.site == idle.site).map_or("", |holder| facts.role(holder));
+    let role =
+        facts.holders().find(|holder| holder.site == idle.site).map_or("", |holder| facts.role(holder));
     if matches!(role, "parameters" | "weights" | "gradients" | "optimizer state" | "workspaces") {
         return None;
     }
@@ -32,9 +33,13 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(idle.site),
         bytes: idle.bytes,
-        sure: "likely: no call of that function is seen afterwards; that nothing reads them is not recorded".into(),
+        sure: "likely: no call of that function is seen afterwards; that nothing reads them is not recorded"
+            .into(),
         fix: Fix::words(
-            format!("let go of it when `{}` returns: no attribute or global should keep it (`self.… = None`, `del`)", idle.function),
+            format!(
+                "let go of it when `{}` returns: no attribute or global should keep it (`self.… = None`, `del`)",
+                idle.function
+            ),
             format!("gives back {}", bytes(idle.bytes)),
         ),
         verb: "report --peak",

@@ -26,7 +26,11 @@ pub(super) const CAUSE: Cause = Cause {
 fn old(holder: &Holder) -> Bytes {
     let mut sizes = holder.sizes.iter().filter(|(size, _)| size.0 > 0);
     match (sizes.next(), sizes.next(), sizes.next()) {
-        (Some((old, n)), Some((new, of_new)), None) if n.abs_diff(*of_new) <= 1 && new.0.saturating_mul(100) <= old.0.saturating_mul(NEXT) => Bytes(old.0.saturating_mul(*n)),
+        (Some((old, n)), Some((new, of_new)), None)
+            if n.abs_diff(*of_new) <= 1 && new.0.saturating_mul(100) <= old.0.saturating_mul(NEXT) =>
+        {
+            Bytes(old.0.saturating_mul(*n))
+        }
         _ => Bytes(0),
     }
 }

@@ -15,11 +15,18 @@ pub(super) const CAUSE: Cause = Cause {
 };
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
-    let peak = facts.story.ledger.devices.values().filter_map(|books| Some(books.pjrt.as_ref()?.buffers.peak().0)).max()?;
+    let peak = facts
+        .story
+        .ledger
+        .devices
+        .values()
+        .filter_map(|books| Some(books.pjrt.as_ref()?.buffers.peak().0))
+        .max()?;
     let steps = facts.story.ledger.executables().iter().filter(|it| it.executions >= 3).filter_map(|it| {
         let (arguments, outputs) = (it.figures.arguments?, it.figures.outputs?);
         let aliased = it.figures.aliased.unwrap_or_default();
-        let is_state = outputs.0.saturating_mul(10) >= arguments.0.saturating_mul(9) && arguments.0.saturating_mul(10) >= outputs.0.saturating_mul(9);
+        let is_state = outputs.0.saturating_mul(10) >= arguments.0.saturating_mul(9)
+            && arguments.0.saturating_mul(10) >= outputs.0.saturating_mul(9);
         let is_much = outputs.0.saturating_mul(4) >= peak && outputs.0 > 0;
         (is_state && is_much && aliased.0.saturating_mul(10) < outputs.0).then_some((it, arguments, outputs))
     });

@@ -24,7 +24,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let asked = failure.asked()?;
     let known = facts.story.device(failure.device()).map(|device| device.total).filter(|total| total.0 > 0);
     let (site, total, used) = match failure {
-        Failure::Torch(_, error) => (error.site, error.device.map(|(_, total)| total).or(known), error.allocated),
+        Failure::Torch(_, error) => {
+            (error.site, error.device.map(|(_, total)| total).or(known), error.allocated)
+        }
         Failure::Jax(_, error) => (user_line(facts, asked, error.site), known, Bytes(0)),
         Failure::Refused(refused) => (refused.site, known, refused.tracked),
     };
@@ -76,7 +78,8 @@ fn user_line(facts: &Facts<'_>, asked: Bytes, site: SiteId) -> SiteId {
 fn multiple<'a>(facts: &Facts<'a>, asked: Bytes) -> Option<(u64, &'a Holder)> {
     let sizes = |holder: &'a Holder| holder.sizes.keys().map(move |size| (*size, holder));
     let blocks = facts.holders().flat_map(sizes).filter(|(size, _)| size.0 > 0);
-    let whole = blocks.filter(|(size, _)| asked.0 % size.0 == 0 && (2..=MOST_TIMES).contains(&(asked.0 / size.0)));
+    let whole =
+        blocks.filter(|(size, _)| asked.0 % size.0 == 0 && (2..=MOST_TIMES).contains(&(asked.0 / size.0)));
     let (size, holder) = whole.max_by_key(|(size, holder)| (*size, holder.since))?;
     Some((asked.0 / size.0, holder))
 }

@@ -29,7 +29,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     }
     let when = if is_there { ", and the step was still making more" } else { "" };
     Some(Case {
-        what: format!("{} of {} in use are state of the optimizer, which its first step makes{when}", bytes(state), bytes(held.bytes)),
+        what: format!(
+            "{} of {} in use are state of the optimizer, which its first step makes{when}",
+            bytes(state),
+            bytes(held.bytes)
+        ),
         site: facts.site(most.site),
         bytes: state,
         sure: "certain: the optimizer's own code asked for it".into(),

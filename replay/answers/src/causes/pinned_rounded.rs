@@ -20,7 +20,8 @@ pub(super) const CAUSE: Cause = Cause {
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let ledger = &facts.story.ledger;
-    let is_rounded = |kind, bytes: Bytes| kind == MemoryKind::Pinned && bytes.0 >= LEAST && bytes.0.is_power_of_two();
+    let is_rounded =
+        |kind, bytes: Bytes| kind == MemoryKind::Pinned && bytes.0 >= LEAST && bytes.0.is_power_of_two();
     let pinned = ledger.live().filter(|object| {
         is_rounded(object.kind, object.bytes) && ledger.sites.owner(object.owner).starts_with("PyTorch")
     });

@@ -22,13 +22,30 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     facts.failure?;
     let held = facts.held?;
     let is_data = |holder: &Holder| {
-        let is_other = [Sign::Forward, Sign::Backward, Sign::Optimizer, Sign::Model, Sign::Load, Sign::Copy, Sign::Workspace]
-            .into_iter()
-            .any(|sign| holder.signs.has(sign));
-        holder.signs.has(Sign::Own) && !is_other && holder.blocks <= MOST_BLOCKS && facts.role(holder) != "KV cache"
+        let is_other = [
+            Sign::Forward,
+            Sign::Backward,
+            Sign::Optimizer,
+            Sign::Model,
+            Sign::Load,
+            Sign::Copy,
+            Sign::Workspace,
+        ]
+        .into_iter()
+        .any(|sign| holder.signs.has(sign));
+        holder.signs.has(Sign::Own)
+            && !is_other
+            && holder.blocks <= MOST_BLOCKS
+            && facts.role(holder) != "KV cache"
     };
     let most = facts.holders().find(|holder| is_data(holder))?;
-    let all = Bytes(facts.holders().filter(|holder| holder.site == most.site && is_data(holder)).map(|it| it.bytes.0).sum());
+    let all = Bytes(
+        facts
+            .holders()
+            .filter(|holder| holder.site == most.site && is_data(holder))
+            .map(|it| it.bytes.0)
+            .sum(),
+    );
     // What was taken in one go has a cause of its own.
     let is_pile = held.piles.iter().any(|pile| pile.site == most.site && pile.course == Course::AtOnce);
     let total = facts.story.device(held.device).map_or(0, |device| device.total.0);

@@ -45,7 +45,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(site),
         bytes: taken,
-        sure: "certain that they were asked for together and still held; likely that they were taken in advance".into(),
+        sure:
+            "certain that they were asked for together and still held; likely that they were taken in advance"
+                .into(),
         fix: Fix::words(
             "let it take a smaller part: lower `gpu_memory_utilization` (or the share that this line computes), so that all that share the \
              card fit",

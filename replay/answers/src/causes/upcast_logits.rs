@@ -20,15 +20,21 @@ pub(super) const CAUSE: Cause = Cause {
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let held = facts.held?;
     let is_of_step = |holder: &&Holder| {
-        is_activation(facts, holder) || matches!(facts.role(holder), "temporaries" | "activations of inference" | "activations")
+        is_activation(facts, holder)
+            || matches!(facts.role(holder), "temporaries" | "activations of inference" | "activations")
     };
     let blocks = || {
         let step = facts.holders().filter(is_of_step);
         step.flat_map(|holder| holder.sizes.iter().map(move |(size, n)| (holder, *size, *n)))
     };
-    let (wide, size, _) = blocks().filter(|(_, size, n)| *n <= 2 && size.0.saturating_mul(4) >= held.bytes.0).max_by_key(|(_, size, _)| *size)?;
+    let (wide, size, _) = blocks()
+        .filter(|(_, size, n)| *n <= 2 && size.0.saturating_mul(4) >= held.bytes.0)
+        .max_by_key(|(_, size, _)| *size)?;
     let (narrow, ..) = blocks().find(|(holder, half, n)| {
-        half.0.checked_mul(2) == Some(size.0) && *n <= 2 && holder.since <= wide.since && holder.site != wide.site
+        half.0.checked_mul(2) == Some(size.0)
+            && *n <= 2
+            && holder.since <= wide.since
+            && holder.site != wide.site
     })?;
     let both = Bytes(size.0 + size.0 / 2);
     (both.0.saturating_mul(5) >= held.bytes.0.saturating_mul(2)).then(|| Case {

@@ -389,7 +389,10 @@ fn native_site(definitions: &dyn Definitions, stack: &Stack, owner: &Owner) -> S
 /// A header of CUDA's or of the compiler's, with functions that are compiled into the program: `cudaMalloc<float>` of `cuda_runtime.h`.
 fn is_toolkit_header(file: &str) -> bool {
     let Some((folder, name)) = file.rsplit_once('/') else { return false };
-    let is_installed = folder.contains("/targets/") || folder.contains("/cuda") || file.starts_with("/usr/include/") || folder.contains("/c++/");
+    let is_installed = folder.contains("/targets/")
+        || folder.contains("/cuda")
+        || file.starts_with("/usr/include/")
+        || folder.contains("/c++/");
     is_installed && (folder.contains("/include") || name.ends_with(".h"))
 }
 
