@@ -25,7 +25,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let kept = bytes(held);
     Some(Case {
         what: format!(
-            "an attempt that had failed at {}, and was caught, still held {kept} when this one failed: the exception's traceback keeps its tensors",
+            "an attempt that had failed at {}, and was caught, still held {kept}",
             time(facts.story.since_start(caught.time))
         ),
         site: caught.went_on.clone(),

@@ -20,10 +20,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let (free, total) = error.device.filter(|_| error.wall() == Wall::Limit)?;
     Some(Case {
         what: format!(
-            "PyTorch's own limit (`set_per_process_memory_fraction`) was in the way: {} in use, {} reserved, and {} of the device's {} were \
-             free",
+            "{} in use under the limit that the program set, while {} of the device's {} were free",
             bytes(error.allocated),
-            bytes(error.reserved),
             bytes(free),
             bytes(total)
         ),
@@ -31,10 +29,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         // What fills the limit explains more.
         bytes: Bytes(0),
         sure: "certain: the driver had more free than was asked for, and was not asked".into(),
-        fix: Fix::words(
-            "raise the limit: `torch.cuda.set_per_process_memory_fraction`, or the `per_process_memory_fraction` option",
-            format!("{} more are there", bytes(free)),
-        ),
+        fix: Fix::words("raise `torch.cuda.set_per_process_memory_fraction`, or need less", ""),
         verb: "oom",
     })
 }

@@ -204,6 +204,10 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<(&'static Cause, Case)> {
         _ => 1,
     };
     all.sort_by_key(|(cause, case)| (rank(cause.kind), Reverse(case.bytes), cause.kind));
+    // What fills a limit says more than the limit.
+    if all.len() > 1 {
+        all.retain(|(cause, _)| cause.name != limit::CAUSE.name);
+    }
     // What grows to the end comes first, unless something else holds more when a request fails, or several times as much.
     let is_more = |(cause, case): &(&Cause, Case), grown: u64| {
         let (is_failed, is_wasted) = (facts.failure.is_some(), cause.kind == Kind::Wasted);

@@ -78,8 +78,8 @@ fn user_line(facts: &Facts<'_>, asked: Bytes, site: SiteId) -> SiteId {
 fn multiple<'a>(facts: &Facts<'a>, asked: Bytes) -> Option<(u64, &'a Holder)> {
     let sizes = |holder: &'a Holder| holder.sizes.keys().map(move |size| (*size, holder));
     let blocks = facts.holders().flat_map(sizes).filter(|(size, _)| size.0 > 0);
-    let whole =
-        blocks.filter(|(size, _)| asked.0 % size.0 == 0 && (2..=MOST_TIMES).contains(&(asked.0 / size.0)));
+    let whole = blocks
+        .filter(|(size, _)| asked.0.is_multiple_of(size.0) && (2..=MOST_TIMES).contains(&(asked.0 / size.0)));
     let (size, holder) = whole.max_by_key(|(size, holder)| (*size, holder.since))?;
     Some((asked.0 / size.0, holder))
 }
