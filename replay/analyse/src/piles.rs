@@ -46,6 +46,8 @@ pub struct Pile {
     pub bytes: Bytes,
     /// In how many blocks.
     pub blocks: u64,
+    /// All are of one size.
+    pub is_equal: bool,
     /// How it came about.
     pub course: Course,
     /// The program's line in the function that loops; empty where none is known.
@@ -86,6 +88,7 @@ pub(crate) fn of(
                 role: roles.of_lives.get(first).copied()?,
                 bytes: Bytes(bytes),
                 blocks: held.len() as u64,
+                is_equal: held.iter().all(|idx| lives.list[*idx].requested == life.requested),
                 course,
                 looped_at,
             })

@@ -9,7 +9,7 @@ use gputrace_trace::words::{bytes, count};
 pub(super) const CAUSE: Cause = Cause {
     name: "the dense gradient and state of an embedding",
     kind: Kind::Peak,
-    needs: "at the peak, the gradient of an embedding and blocks of its size, which are three fifths of all together",
+    needs: "at the peak, the gradient of an embedding and blocks of its size, which are four fifths of all together",
     against: "an embedding that is a smaller part of the model",
     claims: None,
     find,
@@ -23,9 +23,13 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let size = *gradient.sizes.keys().max()?;
     let is_table = |holder: &&Holder| facts.role(holder) == "parameters" && holder.sizes.contains_key(&size);
     let table = facts.holders().find(is_table).unwrap_or(gradient);
-    let n: u64 = facts.holders().filter_map(|holder| holder.sizes.get(&size)).sum();
+    let n: u64 = facts
+        .holders()
+        .filter(|holder| !holder.signs.has(Sign::Copy))
+        .filter_map(|holder| holder.sizes.get(&size))
+        .sum();
     let all = Bytes(size.0.saturating_mul(n));
-    (n >= 3 && all.0.saturating_mul(5) >= held.bytes.0.saturating_mul(3)).then(|| Case {
+    (n >= 3 && all.0.saturating_mul(5) >= held.bytes.0.saturating_mul(4)).then(|| Case {
         what: format!(
             "{} of {} are one embedding, used at {}: {} blocks of {}, the table, its dense gradient, the optimizer's state and temporaries, all as \
              large as the table however few rows are used",

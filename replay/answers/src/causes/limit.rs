@@ -10,13 +10,18 @@ pub(super) const CAUSE: Cause = Cause {
     name: "a limit that the program set",
     kind: Kind::Beyond,
     needs: "a request of PyTorch's that failed although the device had room for it, while nothing grows",
-    against: "a driver that refused, or growth up to the limit",
+    against: "a driver that refused, growth up to the limit, or a setting of the allocator with which it fits",
     claims: None,
     find,
 };
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
-    let Failure::Torch(_, error) = facts.failure? else { return None };
+    let Failure::Torch(ordinal, error) = facts.failure? else { return None };
+    // A setting with which it fits is the better answer.
+    let remedy = facts.stream_of(ordinal).and_then(|stream| facts.found.remedy(ordinal, stream).ok()?.1);
+    if remedy.is_some() {
+        return None;
+    }
     let (free, total) = error.device.filter(|_| error.wall() == Wall::Limit)?;
     Some(Case {
         what: format!(

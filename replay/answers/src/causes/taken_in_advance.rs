@@ -1,7 +1,9 @@
 //! Memory that a program takes in one go for later: blocks of a key-value cache, a pool.
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use gputrace_analyse::held::{Holder, Sign};
 use gputrace_analyse::piles::{Course, Pile};
+use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
 
 pub(super) const CAUSE: Cause = Cause {
@@ -22,7 +24,20 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             matches!(name.as_str(), "parameters" | "weights" | "gradients" | "optimizer state")
         })
     };
-    let is_pile = |pile: &&Pile| pile.course == Course::AtOnce && !lasting(pile.role);
+    // A checkpoint, a model and a copy of it are made in one go, too.
+    let is_own = |site: SiteId| {
+        let made = |holder: &&Holder| {
+            holder.site == site
+                && holder.signs.has(Sign::Own)
+                && ![Sign::Load, Sign::Model, Sign::Optimizer, Sign::Copy, Sign::Backward, Sign::Forward]
+                    .into_iter()
+                    .any(|sign| holder.signs.has(sign))
+        };
+        facts.holders().any(|holder| made(&holder))
+    };
+    let is_pile = |pile: &&Pile| {
+        pile.course == Course::AtOnce && pile.is_equal && !lasting(pile.role) && is_own(pile.site)
+    };
     let pile = held.piles.iter().find(is_pile).map(|pile| (pile.site, pile.bytes, pile.blocks));
     // One tensor for all layers is a pile of its own.
     let single = facts.holders().find(|holder| facts.role(holder) == "KV cache");

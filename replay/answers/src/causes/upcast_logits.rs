@@ -4,7 +4,7 @@ use gputrace_schemas::event::Bytes;
 
 use super::activations_beyond_card::is_activation;
 use super::{Case, Cause, Facts, Fix, Kind};
-use gputrace_analyse::held::Holder;
+use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::words::bytes;
 
 pub(super) const CAUSE: Cause = Cause {
@@ -20,8 +20,10 @@ pub(super) const CAUSE: Cause = Cause {
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let held = facts.held?;
     let is_of_step = |holder: &&Holder| {
-        is_activation(facts, holder)
-            || matches!(facts.role(holder), "temporaries" | "activations of inference" | "activations")
+        let is_step = is_activation(facts, holder)
+            || matches!(facts.role(holder), "temporaries" | "activations of inference" | "activations");
+        // Gradients of what is wide are wide, too.
+        is_step && !holder.signs.has(Sign::Backward) && !holder.signs.has(Sign::Workspace)
     };
     let blocks = || {
         let step = facts.holders().filter(is_of_step);
