@@ -47,7 +47,17 @@ fn screen_and_verdict(path: &Path) -> (Vec<String>, [String; 3]) {
         Item::Fact { name, value: Value::Text(text), .. } if *name == "call_site" => Some(text.clone()),
         _ => None,
     });
-    let facts = [verdict.cause.clone(), site.unwrap_or_default(), verdict.kind.to_owned()];
+    // Of what grows, the line that calls the model is named with the rate.
+    let calls = verdict.section.items.iter().find_map(|item| match item {
+        Item::Fact { name, value: Value::Text(text), .. } if *name == "what" => {
+            text.split_once("per call of ")
+        }
+        _ => None,
+    });
+    let called = calls.map_or_else(String::new, |(_, rest)| {
+        format!("; called at {}", rest.split(',').next().unwrap_or_default())
+    });
+    let facts = [verdict.cause.clone(), site.unwrap_or_default() + &called, verdict.kind.to_owned()];
     (std::iter::once(verdict.section.title.clone()).chain(parts).collect(), facts)
 }
 

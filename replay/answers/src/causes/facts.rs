@@ -223,7 +223,7 @@ impl<'a> Facts<'a> {
         };
         Case {
             what,
-            site: called_at(&site.named.site, grown.holder),
+            site: site.named.site.clone(),
             bytes: sum,
             sure: sure(site),
             fix: Fix::words(fix, worth),
@@ -265,7 +265,9 @@ pub(super) fn called_at(site: &str, holder: Option<&Holder>) -> String {
     let caller = holder.map_or("", |holder| holder.caller.as_str());
     // It may be the line itself, or be named as the callers' parts are.
     let is_known = caller.is_empty() || site.contains("called from") || site.contains(caller);
-    if is_known { site.to_owned() } else { format!("{site}, called at {caller}") }
+    // `train.py:14` of `main (/job/train.py:14)`.
+    let short = caller.trim_end_matches(')').rsplit(['/', '(']).next().unwrap_or_default();
+    if is_known { site.to_owned() } else { format!("{site}, called at {short}") }
 }
 
 /// How sure it is that a line grows: of the statement that is made.
