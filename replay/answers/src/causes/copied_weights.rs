@@ -22,7 +22,6 @@ fn claims(grown: &Grown<'_>) -> bool {
 fn find(facts: &Facts<'_>) -> Option<Case> {
     facts.growth_of(
         &CAUSE,
-        "each time a copy of the model's weights is made there and stays: keep the best one only, on the CPU \
-         (`{k: v.cpu() for k, v in model.state_dict().items()}`) or on disk (`torch.save`)",
+        "keep only the best copy of the weights, on the CPU (`v.cpu()` of each) or on disk: `torch.save(model.state_dict(), path)`",
     )
 }
