@@ -13,8 +13,8 @@ const MOST_TIMES: u64 = 256;
 pub(super) const CAUSE: Cause = Cause {
     name: "one request larger than the card",
     kind: Kind::Beyond,
-    needs: "a request that failed, of more than half of the device, and of more than was in use",
-    against: "more in use than was asked for",
+    needs: "a request that failed, of more than half of the device, and that with what was in use is more than the device",
+    against: "more in use than was asked for, or enough on the device for both",
     claims: None,
     find,
 };
@@ -31,9 +31,15 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         Failure::Refused(refused) => (refused.site, known, refused.tracked),
     };
     let total = total?;
-    if asked.0.saturating_mul(2) <= total.0 || used >= asked {
+    // What JAX held is not in its error.
+    let is_beyond = asked.0.saturating_add(used.0) > total.0;
+    if asked.0.saturating_mul(2) <= total.0 || used >= asked || !(is_beyond || used == Bytes(0)) {
         return None;
     }
+    let sure = match is_beyond {
+        true => "certain: the request and what was in use are more than the device",
+        false => "likely: the request is most of the device; how much of the rest was in use is not known",
+    };
     let than = if asked >= total {
         format!("the card has {} in all, and no setting makes it fit", bytes(total))
     } else {
@@ -59,7 +65,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         site: facts.site(site),
         // Nothing else of the process matters.
         bytes: asked,
-        sure: "certain: the size of the request, and the device's".into(),
+        sure: sure.into(),
         fix: Fix::words(fix, ""),
         verb: "oom",
     })
