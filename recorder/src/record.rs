@@ -657,7 +657,21 @@ impl<'a> Recorder<'a> {
         if !fresh.is_empty() {
             self.add_modules(fresh, &space.deleted);
         }
+        self.hold_deleted(&space.modules, &space.deleted);
         true
+    }
+
+    /// Files that were deleted since they were opened by their paths: only the process still leads to them.
+    fn hold_deleted(&mut self, modules: &[Module], deleted: &HashSet<u64>) {
+        let is_lost = |start: u64| deleted.contains(&start) && !self.astray.contains_key(&start);
+        let lost: Vec<&Module> = modules.iter().filter(|module| is_lost(module.start)).collect();
+        for module in lost {
+            if self.astray.len() >= MOST_ASTRAY {
+                return;
+            }
+            let held = self.target.open(module, Fate::Deleted).map(|(file, _)| Astray::Held(file));
+            self.astray.insert(module.start, held.unwrap_or(Astray::Gone));
+        }
     }
 
     fn add_modules(&mut self, mut modules: Vec<Module>, deleted: &HashSet<u64>) {
