@@ -17,7 +17,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).expect("a file of packaging/")
 }
 
-/// The words of a command that runs for ever, with a folder of ours, run once.
+/// Runs a unit's command once, over the test's own folder, in place of for ever.
 fn runs_once(words: &[&str], folder: &Folder) {
     assert!(words[0].ends_with("/gputrace") && words.contains(&FOLDER), "{words:?}");
     let words =

@@ -1,7 +1,7 @@
 //! Faults of the GPUs that the process uses, as NVML reports them: XID errors by its event set, errors of memory and NVLink by its
 //! counters. Asked on the sampling thread, outside of the process.
 //!
-//! Events are of the card, whoever caused them. A driver that has no events (vGPU, some containers) leaves the counters.
+//! An event concerns the whole card: any process on it may have caused it. Without events (vGPU, some containers) the counters remain.
 
 use crate::card;
 use gputrace_schemas::event::{Device, FaultKind, GpuFault};

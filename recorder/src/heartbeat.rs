@@ -67,7 +67,7 @@ impl Heartbeat {
             events: std::mem::take(&mut self.events),
             last: Nanos(if self.last == 0 { 0 } else { timeline.nanos(self.last) }),
             cpu: since.map(|(before, now)| Nanos(now.cpu.saturating_sub(before.cpu))),
-            // Processes that have ended are in no sum: less is said then, never more.
+            // A child that has ended no longer counts, so the sum may be too low, never too high.
             starved: since.map(|(before, now)| Nanos(now.starved.saturating_sub(before.starved))),
             moved: moved.map(Bytes),
         })

@@ -4,7 +4,7 @@
 //!  events of the trace ── event ──> births that nothing has ended yet ── events ──> the beginning of a segment
 //! ```
 //!
-//! Each is the event itself, with its own time, thread and stack: whoever reads it books it as if nothing had been removed. Memory is
+//! Each is the event itself, with its own time, thread and stack: a reader books it as if no segment had been removed. Memory is
 //! bounded by what is held. An end is stamped before its call and written after it, so that another thread's birth at the same address
 //! may be written first: an end takes the newest birth that is older than itself.
 

@@ -46,8 +46,8 @@ pub(crate) fn stand_back() {
     }
 }
 
-/// A thread of ours stands between another process's thread and its processor for a moment: it comes before what else there is to do, if the
-/// kernel lets it (`CAP_SYS_NICE`, `ulimit -e`). For a thread that soon ends.
+/// Raises the calling thread's priority as far as the kernel allows (`CAP_SYS_NICE`, `ulimit -e`): while it holds a thread of the program
+/// stopped, nothing else should run in its place. For a thread that ends soon.
 pub(crate) fn come_first() {
     /// Of nice(1): the first.
     const FIRST: i32 = -20;

@@ -224,7 +224,7 @@ impl Look<'_> {
         let mut caller: Registers = [None; N_REGISTERS];
         for (number, value) in (0_u16..).zip(&mut caller) {
             *value = match row.register(Register(number)) {
-                // Callee-saved registers keep their value where nothing is said; others may not, but are not asked for then.
+                // A register without a rule keeps its value if the callee saves it. The others may not, but no rule reads them then.
                 None if usize::from(number) == RSP => Some(cfa),
                 None if usize::from(number) == RIP => return Err(End::Whole),
                 None | Some(RegisterRule::SameValue) => self.registers[usize::from(number)],

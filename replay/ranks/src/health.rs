@@ -1,4 +1,4 @@
-//! Faults of the GPUs of a job's ranks, and ranks that were suspended ([`crate::troubles`]): added to what is said of these ranks.
+//! Faults of the GPUs of a job's ranks, and ranks that were suspended ([`crate::troubles`]): added to the findings about these ranks.
 
 use super::calls::Participant;
 use super::findings::Finding;

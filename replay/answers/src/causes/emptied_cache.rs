@@ -43,7 +43,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(site),
         bytes: Bytes(0),
-        sure: "certain: each call is in the trace".into(),
+        sure: "certain that the cache was emptied there; a library may have done it (cuDNN's benchmark does)"
+            .into(),
         fix: Fix::words(
             "remove the call, unless others need that memory: it lowers no peak",
             format!(

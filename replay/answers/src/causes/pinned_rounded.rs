@@ -36,8 +36,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: Bytes(most.bytes.0 / 2),
         sure: "likely: the size is a power of two; what the program asked for is not recorded".into(),
         fix: Fix::words(
-            "make the buffer a power of two in size, or pin the exact size: `torch.cuda.cudart().cudaHostRegister`, or \
-             `PYTORCH_CUDA_ALLOC_CONF=pinned_use_cuda_host_register:True`",
+            "make the buffer a power of two in size, or pin the exact size yourself: `torch.cuda.cudart().cudaHostRegister`",
             format!("saves up to {}", bytes(Bytes(most.bytes.0 / 2))),
         ),
         verb: "report --all",
