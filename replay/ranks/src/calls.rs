@@ -493,6 +493,9 @@ pub struct Participant {
     /// Its recorder was writing the trace when that was read.
     #[serde(skip)]
     pub is_written: bool,
+    /// The same, but the recorder has written nothing for longer than it may: the machine is overloaded, or the recorder is stopped.
+    #[serde(skip)]
+    pub recorder_is_late: bool,
     /// The summary that it was read from, where it was not read from its trace.
     #[serde(skip)]
     pub summary: Option<String>,

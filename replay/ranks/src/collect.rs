@@ -537,6 +537,7 @@ impl<'a> Collector<'a> {
             ended,
             shares: self.shares,
             is_written: false,
+            recorder_is_late: false,
             summary: None,
         }
     }

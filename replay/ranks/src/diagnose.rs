@@ -721,9 +721,14 @@ fn stopped(participants: &[Participant], job: &Job) -> Vec<Finding> {
             continue;
         };
         let mut finding = Finding::new(Kind::TraceStops, Severity::Warning, vec![actor.rank]);
+        let why = match participants[actor.participant].recorder_is_late {
+            true => {
+                "its recorder has written nothing since, so the machine is overloaded or the recorder is stopped"
+            }
+            false => "its recorder or its machine ended",
+        };
         finding.text = format!(
-            "the trace of rank {} stops {} before the others: its recorder or its machine ended. What the rank did since, and \
-             whether it still runs, is not known",
+            "the trace of rank {} stops {} before the others: {why}. What the rank did since, and whether it still runs, is not known",
             actor.rank,
             super::show::nanos(i64::try_from(silent).unwrap_or(i64::MAX)),
         );

@@ -56,13 +56,17 @@ impl Participant {
         self.ending == Ending::Unknown && (self.is_written || !self.beats.is_empty())
     }
 
-    /// Its recorder was at work at `now`, on the trace's clock, and has written all that happened until then.
+    /// Its recorder held the trace at `now`, on the trace's clock. Unless it is late, it has written all that happened until then.
     pub fn is_written_until(&mut self, now: Nanos) {
-        let newest = self.beats.last().map_or(self.first, |(time, _)| *time);
-        if self.ending != Ending::Unknown || now.0.saturating_sub(newest.0) > SILENT {
+        if self.ending != Ending::Unknown {
             return;
         }
+        let newest = self.beats.last().map_or(self.first, |(time, _)| *time);
         self.is_written = true;
+        self.recorder_is_late = now.0.saturating_sub(newest.0) > SILENT;
+        if self.recorder_is_late {
+            return;
+        }
         self.end = self.end.max(now);
         self.alive_at = self.alive_at.max(now);
     }

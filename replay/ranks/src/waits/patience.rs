@@ -42,8 +42,13 @@ impl Waits<'_> {
         if waited <= usual {
             return Some(Grade::Usual);
         }
-        let quiet = waited.min(target.map_or(waited, |target| self.quiet(target, since)));
-        let is_hang = quiet > i128::from(HANG_AFTER)
+        // A recorder that does not get to write has seen nothing of what its process did.
+        let is_late = |actor: usize| self.participant(actor).recorder_is_late;
+        if is_late(edge.from) || target.is_some_and(is_late) {
+            return Some(Grade::Slow);
+        }
+        let idle = waited.min(target.map_or(waited, |target| self.idle(target, since)));
+        let is_hang = idle > i128::from(HANG_AFTER)
             || target.is_some_and(|target| self.is_busy_without_progress(target, since, waited, usual));
         Some(if is_hang { Grade::Hang } else { Grade::Slow })
     }
@@ -56,6 +61,21 @@ impl Waits<'_> {
         }
         let since = edge.since.unwrap_or(0);
         (now > since).then_some((since, now - since))
+    }
+
+    /// For how long a rank was idle at its newest heartbeat, of the time since then: of what came after it, nothing is known. Where no
+    /// heartbeat says what the process used, that is [`Waits::quiet`].
+    fn idle(&self, actor: usize, since: i128) -> i128 {
+        let participant = self.participant(actor);
+        let quiet = self.quiet(actor, since);
+        match participant.beats.last() {
+            Some((time, beat)) if beat.cpu.is_some() => {
+                let unknown =
+                    self.alive_at(actor) - self.clocks.time(self.job.actors[actor].participant, *time);
+                quiet - unknown.max(0)
+            }
+            _ => quiet,
+        }
     }
 
     /// For how long a rank has shown no sign of work, of the time since then.
@@ -141,6 +161,12 @@ impl Waits<'_> {
         let offset = self.clocks.get(self.job.actors[actor].participant).offset;
         let since = Nanos(u64::try_from(since - i128::from(offset)).unwrap_or(0));
         let quiet = show::nanos(i64::try_from(quiet).unwrap_or(i64::MAX));
+        if participant.recorder_is_late {
+            return format!(
+                "The recorder of {} has written nothing lately: whether the rank works is not known",
+                who.to_lowercase()
+            );
+        }
         match participant.work_since(since) {
             Work::Busy { share, .. } if grade == Grade::Hang => {
                 let same = participant.stays_in().map_or_else(String::new, |same| {
