@@ -1,10 +1,11 @@
 //! Jobs that run: what waits, what hangs, and what is only slow.
 
 use expect_test::{Expect, expect};
+use gputrace_schemas::event::Nanos;
 
 use super::participants;
 use crate::calls::Ending;
-use crate::report::Ranks;
+use crate::report::{Ranks, Verdict};
 
 fn check(ranks: &[&str], expected: Expect) {
     let mut participants = participants(ranks);
@@ -136,6 +137,30 @@ fn a_rank_whose_recorder_is_gone_is_not_known() {
         1: outside of NCCL, 10 s ago, for []
     "#]],
     );
+}
+
+#[test]
+fn a_recorder_that_gets_no_processor_makes_no_hang() {
+    let steps = steps(8);
+    let texts = [format!("{steps} AR8@10! idle9 runs"), format!("{steps} idle1 runs")];
+    let mut participants = participants(&[&texts[0], &texts[1]]);
+    for participant in &mut participants {
+        participant.ending = Ending::Unknown;
+    }
+    let verdict = |participants: &[_]| Ranks::of(participants, &|_| None).jobs[0].verdict;
+    let now = Nanos(participants[0].alive_at.0);
+    participants.iter_mut().for_each(|participant| participant.is_written_until(now));
+    assert_eq!(
+        participants.iter().map(|participant| participant.recorder_is_late).collect::<Vec<_>>(),
+        [false, true]
+    );
+    let said = verdict(&participants);
+    assert!(!matches!(said, Verdict::Hangs | Verdict::Inconsistent), "{said:?}");
+    // With its heartbeats it hangs.
+    let texts = [texts[0].clone(), format!("{steps} idle9 runs")];
+    let mut participants = super::participants(&[&texts[0], &texts[1]]);
+    participants.iter_mut().for_each(|participant| participant.ending = Ending::Unknown);
+    assert_eq!(verdict(&participants), Verdict::Hangs);
 }
 
 #[test]
