@@ -49,7 +49,6 @@ impl Drop for Job {
 }
 
 #[test]
-#[ignore = "25 jobs of three ranks starve two processors, and a healthy one that starves is called a hang: `cargo test -- --ignored` on four or more"]
 fn hangs_are_named_while_they_last_and_slow_jobs_are_not_called_hangs() {
     let folder = Folder::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "running");
     let modules = folder.path().join("site-packages");
