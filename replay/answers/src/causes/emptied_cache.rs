@@ -43,8 +43,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(site),
         bytes: Bytes(0),
-        sure: "certain that the cache was emptied there; a library may have done it (cuDNN's benchmark does)"
-            .into(),
+        sure: "certain: each call is in the trace; a library may have made it".into(),
         fix: Fix::words(
             "remove the call, unless others need that memory: it lowers no peak",
             format!(
