@@ -83,8 +83,9 @@ impl Waits<'_> {
         let participant = self.participant(actor);
         let index = self.job.actors[actor].participant;
         let seen = self.clocks.time(index, participant.last_seen());
+        // The heartbeats of a machine that is overloaded are far apart: work of which some was done before the silence may have gone on in it.
         let busy =
-            participant.beats.windows(2).rev().take_while(|pair| self.clocks.time(index, pair[0].0) >= since);
+            participant.beats.windows(2).rev().take_while(|pair| self.clocks.time(index, pair[1].0) > since);
         let busy = busy.into_iter().find(|pair| matches!(participant.work_in(pair), Work::Busy { .. }));
         let busy = busy.map_or(since, |pair| self.clocks.time(index, pair[1].0));
         self.alive_at(actor) - since.max(seen).max(busy)
