@@ -1,0 +1,330 @@
+//! What was held, part by part, and what would make the peak lower: the answer wherever memory neither grows nor lies idle.
+//!
+//! A part is a holding (`analyse/src/holdings.rs`): a purpose and the program's line. Each purpose has one row here, with the remedy that
+//! removes it. The peak without a holding is computed: the same requests, replayed without those blocks. The next-highest moment bounds what
+//! the remedy saves. What a program needs has no row: [`needed`] says what it is, and what makes it smaller.
+
+use gputrace_schemas::event::Bytes;
+
+use super::facts::called_at;
+use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use gputrace_analyse::held::{HeldAt, Holder, Sign};
+use gputrace_analyse::holdings::{Holding, Purpose};
+use gputrace_analyse::piles::Course;
+use gputrace_trace::ledger::SiteId;
+use gputrace_trace::words::{bytes, count};
+
+/// A remedy is worth a word if it lowers the peak by this part of it: one in so many.
+const LEAST_SAVED: u64 = 20;
+/// Data are worth a verdict from this part of what was held on: two fifths.
+const MUCH: (u64, u64) = (2, 5);
+/// Larger numbers of tensors are no data set that is kept whole.
+const MOST_TENSORS: u64 = 64;
+
+/// What removes a holding.
+struct Remedy {
+    purpose: Purpose,
+    cause: Cause,
+    /// Where no request failed: whether something is wrong, or the peak could only be lower.
+    at_peak: Kind,
+    /// The part of the peak that it must lower it by: one in so many.
+    least: u64,
+    /// Whether it is of this kind.
+    is: fn(&Facts<'_>, &HeldAt, &Holding) -> bool,
+    /// What it is, behind `... of the peak of ... are`.
+    what: fn(&Holding) -> String,
+    sure: &'static str,
+    fix: &'static str,
+}
+
+const fn cause(name: &'static str, needs: &'static str, against: &'static str) -> Cause {
+    Cause { name, kind: Kind::Beyond, needs, against, claims: None, find: |_| None }
+}
+
+const REMEDIES: &[Remedy] = &[
+    Remedy {
+        purpose: Purpose::Loaded,
+        cause: cause(
+            "checkpoint loaded onto the GPU and kept",
+            "blocks that `torch.load` made, held beside weights of the same sizes",
+            "no weights of these sizes: the model uses what was loaded",
+        ),
+        at_peak: Kind::Kept,
+        least: LEAST_SAVED,
+        is: |_, _, _| true,
+        what: |_| {
+            "a checkpoint that was loaded onto the GPU, and is still there beside the model that was made from it".into()
+        },
+        sure: "likely: weights of the same sizes are held beside it",
+        fix: "`torch.load(..., map_location=\"cpu\")` there, or `del` the checkpoint once it is loaded",
+    },
+    Remedy {
+        purpose: Purpose::Copy,
+        cause: cause(
+            "a second copy of the weights",
+            "blocks of the sizes of the weights, one by one, that have no gradients of their own",
+            "a model that is trained beside the other",
+        ),
+        at_peak: Kind::Spare,
+        least: LEAST_SAVED,
+        is: |_, _, _| true,
+        what: |it| {
+            format!("a second set of the weights, made here: {} blocks of the same sizes", count(it.blocks))
+        },
+        sure: "certain of the sizes; what the copy is for (an average, a reference, the best so far, a sum) is not recorded",
+        fix: "drop the copy, or keep it on the CPU (`.cpu()`) or in a smaller type, unless each step needs it on the GPU",
+    },
+    Remedy {
+        purpose: Purpose::OptimizerTemporaries,
+        cause: cause(
+            "temporaries of the optimizer's `foreach` implementation",
+            "blocks of `_multi_tensor_*` at the moment",
+            "the optimizer's state, which stays whatever the implementation",
+        ),
+        at_peak: Kind::Spare,
+        least: LEAST_SAVED,
+        is: |_, _, it| it.signs.has(Sign::Foreach),
+        what: |_| {
+            "temporaries of the optimizer's step, which works on all parameters at once (`foreach`)".into()
+        },
+        sure: "certain: the optimizer's own code asked for them, and they were held at that moment",
+        fix: "pass `fused=True` to the optimizer, or `foreach=False`",
+    },
+    Remedy {
+        purpose: Purpose::Attention,
+        cause: cause(
+            "attention scores made whole",
+            "in code of attention, blocks at least twice as large as what goes in, which dominate the moment",
+            "scores that are no larger than queries and keys",
+        ),
+        at_peak: Kind::Peak,
+        least: 6,
+        is: |_, _, _| true,
+        what: |it| {
+            format!(
+                "scores of attention: {} blocks of up to {}, which grow with the square of the sequence",
+                count(it.blocks),
+                bytes(it.largest)
+            )
+        },
+        sure: "likely: code of attention made them, and they are larger than its queries, keys and values",
+        fix: "`torch.nn.functional.scaled_dot_product_attention` (with `MultiheadAttention`: `need_weights=False`), which never makes the scores \
+              whole, or queries in chunks",
+    },
+    Remedy {
+        purpose: Purpose::GraphOfLoop,
+        cause: cause(
+            "activations of a loop, kept by its graph until it ends",
+            "blocks that several lines of a model made in each turn of a loop, and that go all together",
+            "results alone, which one or two lines make",
+        ),
+        at_peak: Kind::Kept,
+        least: 3,
+        is: |facts, _, _| facts.growing().is_empty(),
+        what: |it| {
+            format!(
+                "activations that the graph of a loop holds until it ends ({} blocks of several layers)",
+                count(it.blocks)
+            )
+        },
+        sure: "likely: several lines of the model left blocks in each turn, which is how autograd keeps them, and all went together",
+        fix: "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on; without training, run the loop under \
+              `torch.inference_mode()`",
+    },
+    Remedy {
+        purpose: Purpose::Buckets,
+        cause: cause(
+            "DDP's buckets beside the gradients",
+            "blocks that `DistributedDataParallel` made itself, held beside gradients, a twelfth of all at least",
+            "gradients that are views of the buckets",
+        ),
+        at_peak: Kind::Peak,
+        least: 12,
+        is: |facts, held, it| {
+            let of_backward =
+                |holder: &Holder| holder.signs.has(Sign::Backward) && facts.role(holder) == "gradients";
+            held.sum(of_backward).0.saturating_mul(2) >= it.bytes.0 / 2
+        },
+        what: |_| {
+            "buckets in which DistributedDataParallel reduces gradients, which are there a second time beside them".into()
+        },
+        sure: "certain: DistributedDataParallel's own code made them, and the gradients are blocks of their own",
+        fix: "`DistributedDataParallel(..., gradient_as_bucket_view=True)`",
+    },
+    Remedy {
+        purpose: Purpose::Data,
+        cause: cause(
+            "data kept on the GPU",
+            "tensors that a line of the program made outside of any model, and that stay",
+            "growth, weights, what was taken in one go, what a model makes, and what the call that failed was working on",
+        ),
+        at_peak: Kind::Spare,
+        least: 5,
+        is: is_data,
+        what: |it| {
+            format!(
+                "tensors that this line of the program made outside of any model, and that stay ({} blocks)",
+                count(it.blocks)
+            )
+        },
+        sure: "certain that they are held; that each step needs only a part of them is a guess",
+        fix: "keep them on the CPU and move what a step needs (`batch.to(\"cuda\", non_blocking=True)`), or use a smaller type",
+    },
+    Remedy {
+        purpose: Purpose::Temporaries,
+        cause: cause(
+            "one temporary that is most of the peak",
+            "at the peak, one block of a line of the program's own that is two thirds of all, and that is given back at once",
+            "blocks that stay, and several of one kind",
+        ),
+        at_peak: Kind::Peak,
+        least: 3,
+        is: |facts, held, it| {
+            let is_most = it.largest.0.saturating_mul(3) >= held.bytes.0.saturating_mul(2);
+            facts.failure.is_none() && facts.growing().is_empty() && is_most && it.signs.has(Sign::Own)
+        },
+        what: |it| {
+            format!(
+                "temporaries of this function, most of them one block of {}, given back at once",
+                bytes(it.largest)
+            )
+        },
+        sure: "certain of the size and of its life; that it can be avoided is a guess",
+        fix: "work in pieces (`torch.chunk`), or keep it out of memory: indices instead of one-hot, `cdist` or a matrix product instead of a \
+              broadcast difference, `expand` instead of `repeat`",
+    },
+    Remedy {
+        purpose: Purpose::Temporaries,
+        cause: cause(
+            "temporaries of one function",
+            "what one function of the program makes and gives back sets the peak: without it, that is a fifth lower",
+            "temporaries of many functions",
+        ),
+        at_peak: Kind::Spare,
+        least: 5,
+        is: |facts, _, _| facts.failure.is_none(),
+        what: |it| {
+            format!(
+                "what this function makes and gives back ({} blocks of up to {})",
+                count(it.blocks),
+                bytes(it.largest)
+            )
+        },
+        sure: "certain of the sizes and of their lives; that they can be avoided is a guess",
+        fix: "work in pieces there (`torch.chunk`), `del` what is not used again before the next line, or write in place",
+    },
+];
+
+fn is_data(facts: &Facts<'_>, held: &HeldAt, it: &Holding) -> bool {
+    // What was taken in one go has a cause of its own, and a failed call's own tensors are no data.
+    let is_pile = held.piles.iter().any(|pile| pile.site == it.site && pile.course == Course::AtOnce);
+    let of_call = |site: SiteId| {
+        facts.story.ledger.sites.site(site).map(|site| (site.function.clone(), site.file.clone()))
+    };
+    let is_of_failed_call = match facts.failure {
+        Some(Failure::Torch(_, error)) => {
+            of_call(error.site).is_some_and(|call| of_call(it.site) == Some(call))
+        }
+        Some(Failure::Refused(_) | Failure::Jax(..)) | None => false,
+    };
+    let is_copy = it.signs.has(Sign::Copy) || it.signs.has(Sign::Load);
+    let is_much = it.bytes.0.saturating_mul(MUCH.1) >= held.bytes.0.saturating_mul(MUCH.0);
+    let total = facts.story.device(held.device).map_or(0, |device| device.total.0);
+    let fills = facts.failure.is_none() || it.bytes.0.saturating_mul(5) >= total;
+    is_much
+        && fills
+        && !is_pile
+        && !is_of_failed_call
+        && !is_copy
+        && it.blocks <= MOST_TENSORS
+        && facts.growing().is_empty()
+}
+
+/// The cases of all holdings that have a remedy which is worth it.
+pub(super) fn cases(facts: &Facts<'_>) -> Vec<(&'static Cause, Kind, Case)> {
+    let Some(held) = facts.held else { return vec![] };
+    let mut found: Vec<(&'static Cause, Kind, Case)> = vec![];
+    for holding in &held.holdings {
+        let remedy = REMEDIES.iter().find(|remedy| {
+            remedy.purpose == holding.purpose
+                && saved(held, holding).0.saturating_mul(remedy.least) >= held.bytes.0
+                && facts.is_much(holding.bytes)
+                && (remedy.is)(facts, held, holding)
+        });
+        if let Some(remedy) = remedy {
+            let kind = if facts.failure.is_some() { Kind::Beyond } else { remedy.at_peak };
+            found.push((&remedy.cause, kind, case(facts, held, holding, remedy)));
+        }
+    }
+    found
+}
+
+/// What the peak would be lower by; when a request failed, all of it would have been free.
+fn saved(held: &HeldAt, holding: &Holding) -> Bytes {
+    let without = holding.without.unwrap_or(held.bytes);
+    Bytes(held.bytes.0.saturating_sub(without.0).min(holding.bytes.0))
+}
+
+fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) -> Case {
+    let (of, when) = match facts.failure {
+        Some(_) => (bytes(held.bytes), " in use then"),
+        None => (format!("the peak of {}", bytes(held.bytes)), ""),
+    };
+    let saved = match facts.failure {
+        Some(_) => holding.bytes,
+        None => saved(held, holding),
+    };
+    let worth = match (facts.failure, holding.without) {
+        (None, Some(without)) => format!(
+            "without them the same requests peak at {}, {} lower",
+            bytes(without.min(held.bytes)),
+            bytes(saved)
+        ),
+        _ => format!("needs up to {} less at that moment", bytes(saved)),
+    };
+    let holder = facts.holders().find(|holder| holder.site == holding.site);
+    let site = match holding.called.split_once(", called from ") {
+        Some((_, callers)) => format!("{}, called from {callers}", facts.site(holding.site)),
+        None => called_at(&facts.site(holding.site), holder),
+    };
+    Case {
+        what: format!("{} of {of}{when} are {}", bytes(holding.bytes), (remedy.what)(holding)),
+        site,
+        bytes: saved,
+        sure: remedy.sure.into(),
+        fix: Fix::words(remedy.fix, worth),
+        verb: if facts.failure.is_some() { "oom" } else { "report --peak" },
+    }
+}
+
+/// What a program needs most of, and how people need less of it.
+pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
+    let held = facts.held.filter(|held| held.bytes.0 > 0)?;
+    let most = held.holdings.first()?;
+    let (name, less) = match most.purpose {
+        Purpose::Weights => ("weights", "a smaller type, or sharding (FSDP, ZeRO)"),
+        Purpose::Gradients => ("gradients", "a smaller type, or sharding (FSDP, ZeRO)"),
+        Purpose::State => ("state of the optimizer", "an 8-bit or sharded optimizer (FSDP, ZeRO)"),
+        Purpose::Activations => {
+            ("activations", "activation checkpointing (`torch.utils.checkpoint`), or a smaller batch")
+        }
+        Purpose::Temporaries => {
+            ("temporaries of one function", "a smaller batch, or the same work in pieces")
+        }
+        Purpose::BackwardTemporaries => ("temporaries of the backward pass", "a smaller batch"),
+        Purpose::Cache => ("a KV cache", "fewer or shorter sequences, or a lower `gpu_memory_utilization`"),
+        Purpose::OptimizerTemporaries => ("temporaries of the optimizer", "`fused=True`"),
+        Purpose::Copy | Purpose::Loaded => ("a copy of the weights", "the copy on the CPU"),
+        Purpose::Data => ("tensors that the program keeps", "these on the CPU, or in a smaller type"),
+        Purpose::Attention => ("scores of attention", "`scaled_dot_product_attention`"),
+        Purpose::Converted
+        | Purpose::Collected
+        | Purpose::GraphOfLoop
+        | Purpose::Workspaces
+        | Purpose::Buckets
+        | Purpose::Before
+        | Purpose::Other => return None,
+    };
+    let part = most.bytes.0 as f64 / held.bytes.0 as f64 * 100.0;
+    Some((format!("{} of {} ({part:.0} %) are {name}", bytes(most.bytes), bytes(held.bytes)), less))
+}
