@@ -328,9 +328,12 @@ impl Evidence<'_> {
             Failure::Refused(refused) => {
                 (what, refused.site, "certain: the driver refused it".to_owned(), None)
             }
-            Failure::Jax(_, error) => {
-                (what, error.site, "certain: PJRT answered RESOURCE_EXHAUSTED".to_owned(), None)
-            }
+            Failure::Jax(_, error) => (
+                what,
+                self.facts.jax_line(error),
+                "certain: PJRT answered RESOURCE_EXHAUSTED".to_owned(),
+                None,
+            ),
         };
         let next = self.command("oom");
         Finding { kind: Kind::OutOfMemory, cause: "", what, site: self.facts.site(site), sure, fix, next }
@@ -691,7 +694,11 @@ mod tests {
         let scene = steps(kept);
         let told_of = told(&scene);
         assert_eq!(told_of[0], "Verdict: memory grows: results kept");
-        assert!(told_of[1].starts_with("what: memory held by this line grew by 7"), "{}", told_of[1]);
+        assert!(
+            told_of[1].starts_with("what: memory held by this line grew by 100.00 MiB"),
+            "{}",
+            told_of[1]
+        );
         assert_eq!(told_of[2..3], ["call_site: keep (/job/a.py:9)"]);
         assert_eq!(told_of.last().map(String::as_str), Some("next: gputrace leaks job/train.gtr"));
         let killed = told_with(&scene, Some(EventKind::Note("process.end=signal 9".into())));

@@ -14,7 +14,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Beyond,
     needs: "a request that failed while what a model's code had made in that step was most of what was held, and nothing grows",
     against: "growth, an attempt that is kept, or a step of the same sizes that went well before",
-    claims: None,
     find,
 };
 

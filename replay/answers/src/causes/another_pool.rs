@@ -10,7 +10,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Elsewhere,
     needs: "a request that failed for want of memory of the device, while another library than the one that asked had a fifth of it",
     against: "a library that asked for little, and one that needs what it has: that is not recorded",
-    claims: None,
     find,
 };
 
@@ -38,7 +37,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let ledger = &facts.story.ledger;
     let (asker, site) = match failure {
         Failure::Torch(_, error) => ("PyTorch", error.site),
-        Failure::Jax(_, error) => ("JAX", error.site),
+        Failure::Jax(_, error) => ("JAX", facts.jax_line(error)),
         Failure::Refused(refused) => (ledger.sites.owner(refused.owner), refused.site),
     };
     let asked = failure.asked()?;

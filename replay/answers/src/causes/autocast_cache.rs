@@ -16,7 +16,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Peak,
     needs: "no backward pass, and at the peak blocks of a model's code of half the sizes of the weights, for half of these at least",
     against: "a backward pass, which needs the copies",
-    claims: None,
     find,
 };
 

@@ -13,7 +13,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Kept,
     needs: "at the peak, blocks of one stack that a loop outside of any model made one by one, and that went all together",
     against: "layers of a model, what the backward pass gives back, and a ring that lets its oldest go",
-    claims: None,
     find,
 };
 

@@ -38,7 +38,7 @@ struct Remedy {
 }
 
 const fn cause(name: &'static str, needs: &'static str, against: &'static str) -> Cause {
-    Cause { name, kind: Kind::Beyond, needs, against, claims: None, find: |_| None }
+    Cause { name, kind: Kind::Beyond, needs, against, find: |_| None }
 }
 
 const REMEDIES: &[Remedy] = &[
@@ -197,12 +197,12 @@ const REMEDIES: &[Remedy] = &[
         purpose: Purpose::Temporaries,
         cause: cause(
             "temporaries of one function",
-            "what one function of the program makes and gives back sets the peak: without it, that is a fifth lower",
+            "what one function of the program makes and gives back sets the peak: without it, that is half as high",
             "temporaries of many functions",
         ),
         at_peak: Kind::Spare,
-        least: 5,
-        is: |facts, _, _| facts.failure.is_none(),
+        least: 2,
+        is: |facts, _, it| facts.failure.is_none() && it.blocks > 1,
         what: |it| {
             format!(
                 "what this function makes and gives back ({} blocks of up to {})",
@@ -231,7 +231,10 @@ fn is_data(facts: &Facts<'_>, held: &HeldAt, it: &Holding) -> bool {
     let is_much = it.bytes.0.saturating_mul(MUCH.1) >= held.bytes.0.saturating_mul(MUCH.0);
     let total = facts.story.device(held.device).map_or(0, |device| device.total.0);
     let fills = facts.failure.is_none() || it.bytes.0.saturating_mul(5) >= total;
+    // Of a program that holds nothing else, there is no work that it could be moved for.
+    let is_all = facts.failure.is_none() && held.holdings.len() < 2;
     is_much
+        && !is_all
         && fills
         && !is_pile
         && !is_of_failed_call

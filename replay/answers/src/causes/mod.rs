@@ -15,25 +15,18 @@ mod abandoned_pools;
 mod activations_beyond_card;
 mod another_pool;
 mod autocast_cache;
-mod cached_plans;
 mod caught_errors;
 mod collected_results;
-mod copied_weights;
 mod dense_embedding;
-mod double_backward;
-mod driver_memory_kept;
 mod emptied_cache;
 pub(crate) mod external_fragmentation;
 pub mod facts;
-mod forward_hooks;
 mod graph_per_shape;
+mod growth;
 pub(crate) mod holdings;
 mod idle_context;
 mod idle_memory;
-mod jax_outputs;
 mod joined_anew;
-mod kept_results;
-mod kept_with_graph;
 mod limit;
 mod managed_beyond_card;
 mod neighbours;
@@ -43,7 +36,6 @@ mod optimizer_state;
 mod partial_checkpointing;
 mod pinned_rounded;
 mod reference_cycles;
-mod reloaded_models;
 mod starved_library;
 mod streams_made_anew;
 mod taken_in_advance;
@@ -59,23 +51,15 @@ pub const CAUSES: &[Cause] = &[
     activations_beyond_card::CAUSE,
     another_pool::CAUSE,
     autocast_cache::CAUSE,
-    cached_plans::CAUSE,
     caught_errors::CAUSE,
     collected_results::CAUSE,
-    copied_weights::CAUSE,
     dense_embedding::CAUSE,
-    double_backward::CAUSE,
-    driver_memory_kept::CAUSE,
     emptied_cache::CAUSE,
     external_fragmentation::CAUSE,
-    forward_hooks::CAUSE,
     graph_per_shape::CAUSE,
     idle_context::CAUSE,
     idle_memory::CAUSE,
-    jax_outputs::CAUSE,
     joined_anew::CAUSE,
-    kept_results::CAUSE,
-    kept_with_graph::CAUSE,
     limit::CAUSE,
     managed_beyond_card::CAUSE,
     neighbours::CAUSE,
@@ -85,7 +69,6 @@ pub const CAUSES: &[Cause] = &[
     partial_checkpointing::CAUSE,
     pinned_rounded::CAUSE,
     reference_cycles::CAUSE,
-    reloaded_models::CAUSE,
     starved_library::CAUSE,
     streams_made_anew::CAUSE,
     taken_in_advance::CAUSE,
@@ -148,8 +131,6 @@ pub struct Cause {
     pub needs: &'static str,
     /// The facts that speak against it.
     pub against: &'static str,
-    /// Of what grows: whether the line that grows most is of this cause.
-    pub claims: Option<fn(&facts::Grown<'_>) -> bool>,
     /// The case that a process is of it.
     pub find: fn(&Facts<'_>) -> Option<Case>,
 }
@@ -191,7 +172,7 @@ impl Fix {
 #[must_use]
 pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     let of_causes = CAUSES.iter().filter_map(|cause| Some((cause, cause.kind, (cause.find)(facts)?)));
-    let mut all: Vec<Found> = of_causes.chain(holdings::cases(facts)).collect();
+    let mut all: Vec<Found> = of_causes.chain(growth::case(facts)).chain(holdings::cases(facts)).collect();
     let rank = |kind: Kind| match kind {
         Kind::Grew => 0,
         Kind::Churned => 2,
@@ -243,12 +224,6 @@ fn is_of(a: &str, b: &str) -> bool {
     function(a).is_some_and(|a| function(b) == Some(a))
 }
 
-/// The cause of what grows most: the one that claims it, else the one that needs least.
-fn claimant(grown: &facts::Grown<'_>) -> Option<&'static Cause> {
-    let claims = |cause: &&Cause| cause.claims.is_some_and(|claims| claims(grown));
-    CAUSES.iter().find(claims).or_else(|| CAUSES.iter().find(|cause| cause.name == kept_results::CAUSE.name))
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -264,7 +239,7 @@ mod tests {
             name.trim_end_matches(".rs").to_owned()
         });
         let files: BTreeSet<String> =
-            files.filter(|name| !matches!(name.as_str(), "mod" | "facts" | "holdings")).collect();
+            files.filter(|name| !matches!(name.as_str(), "mod" | "facts" | "growth" | "holdings")).collect();
         let table = std::fs::read_to_string(folder.join("mod.rs")).expect("the table");
         let lines = table.lines().filter_map(|line| line.trim().strip_suffix("::CAUSE,")).map(str::to_owned);
         assert_eq!(lines.collect::<BTreeSet<_>>(), files);

@@ -9,7 +9,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Beyond,
     needs: "a request that failed at a line of the optimizer, or while its state was two fifths of what was held, and nothing grows",
     against: "temporaries of the step, and growth",
-    claims: None,
     find,
 };
 

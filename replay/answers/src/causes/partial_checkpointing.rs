@@ -15,7 +15,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Peak,
     needs: "functions that are computed again in the backward pass, and at the peak activations of several layers outside of these, half of all",
     against: "a model that is all covered, or not at all",
-    claims: None,
     find,
 };
 

@@ -14,7 +14,7 @@ use gputrace_trace::words::{bytes, count};
 /// Fewer streams than this are a program's own few.
 const LEAST_STREAMS: usize = 4;
 /// As many as this are made anew, even where each is used to the end.
-const MANY_STREAMS: usize = 16;
+pub(super) const MANY_STREAMS: usize = 16;
 /// A stream is left behind if nothing was asked for on it in this part of the run, at the end.
 const LATE: f64 = 0.1;
 
@@ -23,7 +23,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Wasted,
     needs: "several streams on which one line asked for memory, one after the other, and which hold much less than was reserved for them",
     against: "streams that take turns to the end, and a reserve that is in use",
-    claims: None,
     find,
 };
 
@@ -37,11 +36,23 @@ pub(super) fn stranded<'a>(facts: &Facts<'a>, ordinal: i16) -> Option<(Bytes, Ve
     let free = |used: &StreamUse| used.peak.0.saturating_sub(used.at_end.0);
     let sum = |streams: &[&StreamUse]| streams.iter().map(|used| free(used)).sum::<u64>();
     let streams = by_site.into_values().max_by_key(|streams| sum(streams))?;
-    let (first, last) = (facts.story.ledger.first.unwrap_or_default(), facts.story.ledger.last);
-    let late = Nanos(last.0 - ((last.0 - first.0) as f64 * LATE) as u64);
+    let late = late(facts);
     // PyTorch hands out 32 streams in turn: who makes them anew in a long run comes back to each.
     let is_left = streams.len() >= MANY_STREAMS || streams.iter().any(|used| used.until < late);
     (streams.len() >= LEAST_STREAMS && is_left).then(|| (Bytes(sum(&streams)), streams))
+}
+
+/// When the last part of the run begins.
+fn late(facts: &Facts<'_>) -> Nanos {
+    let (first, last) = (facts.story.ledger.first.unwrap_or_default(), facts.story.ledger.last);
+    Nanos(last.0 - ((last.0 - first.0) as f64 * LATE) as u64)
+}
+
+/// Whether one of several streams was left behind: nothing was asked for on it in the last part of the run.
+pub(super) fn is_some_left(facts: &Facts<'_>, streams: &[Option<u64>]) -> bool {
+    let late = late(facts);
+    let used = facts.lifetimes.into_iter().flat_map(|it| &it.streams);
+    used.filter(|used| streams.contains(&Some(used.stream)) && used.stream != 0).any(|used| used.until < late)
 }
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
