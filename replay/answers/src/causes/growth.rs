@@ -144,7 +144,11 @@ const KEEPERS: &[Keeper] = &[
             "several lines of a model that leave blocks, as autograd's graph does",
         ),
         claims: |facts, grown| {
-            grown.has(Sign::Forward) && is_computed(grown) && grown.n_in_model == 0 && is_alone(facts, grown)
+            grown.has(Sign::Forward)
+                && !grown.has(Sign::Functional)
+                && is_computed(grown)
+                && grown.n_in_model == 0
+                && is_alone(facts, grown)
         },
         why: "what the other lines of the model make is given back: autograd's graph would keep that, too",
         fix: "a list, a dictionary or a module's attribute keeps it, or a forward hook; also by a slice, which keeps the whole tensor \
