@@ -27,6 +27,8 @@ const LEAST_WEIGHT: u64 = 1 << 16;
 const LEAST_SIZES: usize = 2;
 /// Lines inside of a model that a loop keeps blocks of: then it is the graph that keeps them, not a list of results.
 const LINES_OF_GRAPH: usize = 3;
+/// Turns of a loop of which blocks are held together.
+const LEAST_TURNS: u64 = 4;
 
 /// What memory is for, as far as remedies differ.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -209,6 +211,8 @@ struct Unit {
     born: u32,
     signs: Signs,
     is_held: bool,
+    /// Only its sizes could show that it is weights.
+    is_of_program: bool,
 }
 
 impl Maker<'_> {
@@ -234,11 +238,13 @@ impl Maker<'_> {
                 let next = numbers.len() as u32;
                 (*numbers.entry(path.clone()).or_insert(next), path)
             });
-            if self.is_like_weights(idx) {
-                is_weight[idx] = true;
+            let is_of_program = self.is_of_program(idx);
+            if self.is_like_weights(idx) || is_of_program {
+                is_weight[idx] = !is_of_program;
                 let unit = units.entry(*number).or_insert_with(|| Unit {
                     born: life.born,
                     signs: self.signs[idx],
+                    is_of_program,
                     ..Unit::default()
                 });
                 if is_held(life) {
@@ -250,7 +256,7 @@ impl Maker<'_> {
         let copies = self.copies(&units);
         let attention = self.attention();
         let converted = self.converted(&units);
-        let loops = Loops::of(held);
+        let loops = Loops::of(held, self.graphs_of_loops(is_held));
         let mut functions: FxHashMap<(String, String), u32> = FxHashMap::default();
         for (idx, life) in self.own() {
             let path = paths.get(&life.stack).map_or(0, |(number, _)| *number);
@@ -263,8 +269,9 @@ impl Maker<'_> {
             let signs = self.signs[idx];
             let is_in_attention = attention.contains(&life.requested.0)
                 && (signs.has(Sign::Attention) || signs.has(Sign::Backward));
-            keys[idx] = Some(if is_weight[idx] {
-                copies.get(&path).map_or((Purpose::Weights, 0), |purpose| (*purpose, path))
+            let copy = copies.get(&path).filter(|_| is_weight[idx] || self.is_of_program(idx));
+            keys[idx] = Some(if is_weight[idx] || copy.is_some() {
+                copy.map_or((Purpose::Weights, 0), |purpose| (*purpose, path))
             } else if let Some(purpose) = loops.by_stack.get(&life.stack).filter(|_| is_held(life)) {
                 (*purpose, 0)
             } else if is_in_attention && !matches!(self.role(idx), Some(Role::Gradients)) {
@@ -310,12 +317,28 @@ impl Maker<'_> {
         !is_other && is_kept && (is_made || matches!(role, Some(Role::Parameters | Role::Weights)))
     }
 
+    /// Made by a line of the program outside of any model, and kept: only its sizes can show that it is a copy.
+    fn is_of_program(&self, idx: usize) -> bool {
+        let signs = self.signs[idx];
+        let is_kept = matches!(self.role(idx), Some(Role::Kept | Role::Unknown | Role::Activations));
+        let is_in_model = [Sign::Forward, Sign::Functional, Sign::Backward, Sign::Optimizer, Sign::Workspace]
+            .into_iter()
+            .any(|sign| signs.has(sign));
+        is_kept && !is_in_model && !self.is_like_weights(idx)
+    }
+
     /// Units that have the sizes of weights that others hold, and no gradients of their own.
     fn copies(&self, units: &BTreeMap<u32, Unit>) -> BTreeMap<u32, Purpose> {
         let trained = self.trained();
         let mut order: Vec<(&u32, &Unit)> = units.iter().filter(|(_, unit)| unit.is_held).collect();
         order.sort_by_key(|(_, unit)| {
-            (unit.signs.has(Sign::Copy), unit.signs.has(Sign::Load), !unit.signs.has(Sign::Model), unit.born)
+            (
+                unit.is_of_program,
+                unit.signs.has(Sign::Copy),
+                unit.signs.has(Sign::Load),
+                !unit.signs.has(Sign::Model),
+                unit.born,
+            )
         });
         let (mut seen, mut copies): (BTreeMap<u64, u64>, BTreeMap<u32, Purpose>) = Default::default();
         for (path, unit) in order {
@@ -337,43 +360,66 @@ impl Maker<'_> {
             match (is_copy, unit.signs.has(Sign::Load)) {
                 (true, true) => _ = copies.insert(*path, Purpose::Loaded),
                 (true, false) => _ = copies.insert(*path, Purpose::Copy),
+                (false, _) if unit.is_of_program => {}
                 (false, _) => unit.sizes.iter().for_each(|(size, n)| *seen.entry(*size).or_default() += n),
             }
         }
         copies
     }
 
-    /// How many tensors of each size have had a gradient, or state of an optimizer, at one time.
+    /// How many tensors of each size are trained: as many as have had gradients at one time, times the optimizers that made state for them, one
+    /// after the other.
     fn trained(&self) -> BTreeMap<u64, u64> {
+        let mut now: FxHashMap<u64, u64> = FxHashMap::default();
         let mut most: BTreeMap<u64, u64> = BTreeMap::new();
-        for role in [Role::Gradients, Role::Optimizer] {
-            let mut now: FxHashMap<u64, u64> = FxHashMap::default();
-            for (moment, idx) in (0_u32..).zip(self.lives.moments()) {
-                let Some(life) = self.lives.list.get(idx as usize) else { continue };
-                if life.device != self.device || self.role(idx as usize) != Some(role) {
-                    continue;
-                }
-                let now = now.entry(life.requested.0).or_default();
-                *now = if life.born == moment { *now + 1 } else { now.saturating_sub(1) };
-                let most = most.entry(life.requested.0).or_default();
-                *most = (*most).max(*now);
+        let mut made: FxHashMap<u64, (u64, u32)> = FxHashMap::default();
+        let mut n_passes = 1_u32;
+        let mut in_backward = false;
+        for (moment, idx) in (0_u32..).zip(self.lives.moments()) {
+            let Some(life) = self.lives.list.get(idx as usize).filter(|life| life.device == self.device)
+            else {
+                continue;
+            };
+            let (is_born, is_backward) = (life.born == moment, self.signs[idx as usize].has(Sign::Backward));
+            if is_born {
+                n_passes += u32::from(is_backward && !in_backward);
+                in_backward = is_backward;
             }
+            match self.role(idx as usize) {
+                Some(Role::Gradients) => {
+                    let now = now.entry(life.requested.0).or_default();
+                    *now = if is_born { *now + 1 } else { now.saturating_sub(1) };
+                    let most = most.entry(life.requested.0).or_default();
+                    *most = (*most).max(*now);
+                }
+                Some(Role::Optimizer) if is_born => {
+                    let (n, last) = made.entry(life.requested.0).or_default();
+                    (*n, *last) = (*n + u64::from(*last != n_passes), n_passes);
+                }
+                _ => {}
+            }
+        }
+        for (size, most) in &mut most {
+            *most *= made.get(size).map_or(1, |(n, _)| *n).max(1);
         }
         most
     }
 
     /// Sizes of the scores of attention: twice as large at least as what goes in, which there are three of.
     fn attention(&self) -> FxHashSet<u64> {
-        let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut sizes: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
         for (idx, life) in self.own() {
             let signs = self.signs[idx];
             if signs.has(Sign::Attention) && !signs.has(Sign::Backward) && !self.is_like_weights(idx) {
-                *sizes.entry(life.requested.0).or_default() += 1;
+                sizes.entry(life.requested.0).or_insert((0, life.born)).0 += 1;
             }
         }
-        let Some((&most, _)) = sizes.last_key_value() else { return FxHashSet::default() };
-        let inputs =
-            sizes.iter().filter(|(size, n)| **size * 2 <= most && **n >= 3 && **size >= LEAST_WEIGHT);
+        let Some((&most, &(n_most, first))) = sizes.last_key_value() else { return FxHashSet::default() };
+        // What goes in comes before, and is at least as often.
+        let is_input = |size: u64, n: u64, born: u32| {
+            size >= LEAST_WEIGHT && size * 2 <= most && n >= n_most.max(3) && born < first
+        };
+        let inputs = sizes.iter().filter(|(size, (n, born))| is_input(**size, *n, *born));
         let Some(input) = inputs.map(|(size, _)| *size).next_back() else { return FxHashSet::default() };
         // In half the width, and as a mask.
         [most, most / 2, most / 4]
@@ -389,6 +435,39 @@ impl Maker<'_> {
         }
         let sizes = units.values().flat_map(|unit| unit.sizes.keys());
         sizes.filter(|size| **size >= LEAST_WEIGHT).map(|size| size / 2).collect()
+    }
+
+    /// Stacks of a model that a loop calls again and again, and of which every line keeps a block for each call: what autograd saved.
+    fn graphs_of_loops(&self, is_held: &impl Fn(&Life) -> bool) -> FxHashSet<StackId> {
+        let mut held: BTreeMap<StackId, u64> = BTreeMap::new();
+        for (idx, life) in self.own().filter(|(_, life)| is_held(life)) {
+            let signs = self.signs[idx];
+            let is_role = matches!(
+                self.role(idx),
+                Some(Role::Activations | Role::Serving | Role::Unknown | Role::Kept)
+            );
+            if is_role
+                && signs.has(Sign::Forward)
+                && !signs.has(Sign::Backward)
+                && !signs.has(Sign::Workspace)
+            {
+                *held.entry(life.stack).or_default() += 1;
+            }
+        }
+        // By the line that calls the outermost model: the lines of that model, and how often each stack is held.
+        let mut by_caller: BTreeMap<String, Vec<(String, StackId, u64)>> = BTreeMap::new();
+        for (stack, n) in held {
+            if let Some((caller, line)) = model_line(self.definitions, stack) {
+                by_caller.entry(caller).or_default().push((line, stack, n));
+            }
+        }
+        let is_looped = |stacks: &Vec<(String, StackId, u64)>| {
+            let lines: FxHashSet<&String> = stacks.iter().map(|(line, ..)| line).collect();
+            // The backward pass may have given some of them back already.
+            lines.len() >= LINES_OF_GRAPH && stacks.iter().all(|(.., n)| *n >= LEAST_TURNS)
+        };
+        let looped = by_caller.into_values().filter(is_looped).flatten();
+        looped.map(|(_, stack, _)| stack).collect()
     }
 
     fn purpose(&self, idx: usize) -> Purpose {
@@ -430,7 +509,7 @@ struct Loops {
 }
 
 impl Loops {
-    fn of(held: &HeldAt) -> Loops {
+    fn of(held: &HeldAt, graphs: FxHashSet<StackId>) -> Loops {
         let mut lines: FxHashMap<&str, FxHashSet<SiteId>> = FxHashMap::default();
         let piles = || held.piles.iter().filter(|pile| pile.course == Course::Collected);
         for pile in piles().filter(|pile| pile.is_in_model) {
@@ -440,8 +519,23 @@ impl Loops {
             LINES_OF_GRAPH.. => Purpose::GraphOfLoop,
             _ => Purpose::Collected,
         };
-        Loops { by_stack: piles().map(|pile| (pile.stack, purpose(&pile.looped_at))).collect() }
+        let graphs = graphs.into_iter().map(|stack| (stack, Purpose::GraphOfLoop));
+        Loops { by_stack: piles().map(|pile| (pile.stack, purpose(&pile.looped_at))).chain(graphs).collect() }
     }
+}
+
+/// The program's lines outside of the outermost model of a stack, and the line of that model.
+fn model_line(definitions: &dyn Definitions, id: StackId) -> Option<(String, String)> {
+    let mut lines: Vec<(&str, &str, u32)> = python_lines(definitions, definitions.stack(id)?).collect();
+    lines.reverse();
+    let is_call = |(function, file, _): &(&str, &str, u32)| {
+        file.ends_with("/torch/nn/modules/module.py") && function.ends_with("_call_impl")
+    };
+    let outermost = lines.iter().position(is_call)?;
+    let (_, file, line) = lines[outermost..].iter().find(|line| !is_call(line))?;
+    let own = lines[..outermost].iter().filter(|(_, file, _)| python_package(file).is_none());
+    let own: Vec<String> = own.map(|(function, file, line)| format!("{function} ({file}:{line})")).collect();
+    Some((own.join(", "), format!("{file}:{line}")))
 }
 
 /// The program's own lines of a stack, innermost first.

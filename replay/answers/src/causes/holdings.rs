@@ -98,7 +98,7 @@ const REMEDIES: &[Remedy] = &[
             "scores that are no larger than queries and keys",
         ),
         at_peak: Kind::Peak,
-        least: 6,
+        least: 4,
         is: |_, _, _| true,
         what: |it| {
             format!(
@@ -120,7 +120,7 @@ const REMEDIES: &[Remedy] = &[
         ),
         at_peak: Kind::Kept,
         least: 3,
-        is: |facts, _, _| facts.growing().is_empty(),
+        is: |facts, held, _| facts.growing().is_empty() && !trains(facts, held),
         what: |it| {
             format!(
                 "activations that the graph of a loop holds until it ends ({} blocks of several layers)",
@@ -128,6 +128,26 @@ const REMEDIES: &[Remedy] = &[
             )
         },
         sure: "likely: several lines of the model left blocks in each turn, which is how autograd keeps them, and all went together",
+        fix: "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on; without training, run the loop under \
+              `torch.inference_mode()`",
+    },
+    Remedy {
+        purpose: Purpose::GraphOfLoop,
+        cause: cause(
+            "activations of a loop, kept for one backward pass",
+            "blocks that several lines of a model made in each turn of a loop, and that go all together",
+            "results alone, which one or two lines make",
+        ),
+        at_peak: Kind::Spare,
+        least: 3,
+        is: |facts, _, _| facts.growing().is_empty(),
+        what: |it| {
+            format!(
+                "activations that the graph of a loop holds until it ends ({} blocks of several layers)",
+                count(it.blocks)
+            )
+        },
+        sure: "certain: every line of the model keeps a block for each turn, until a backward pass gives all of them back",
         fix: "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on; without training, run the loop under \
               `torch.inference_mode()`",
     },
@@ -214,6 +234,11 @@ const REMEDIES: &[Remedy] = &[
         fix: "work in pieces there (`torch.chunk`), `del` what is not used again before the next line, or write in place",
     },
 ];
+
+/// Whether a backward pass is seen on the device.
+fn trains(facts: &Facts<'_>, held: &HeldAt) -> bool {
+    facts.lifetimes.is_some_and(|it| it.devices.iter().any(|it| it.device == held.device && it.n_passes > 0))
+}
 
 fn is_data(facts: &Facts<'_>, held: &HeldAt, it: &Holding) -> bool {
     // What was taken in one go has a cause of its own, and a failed call's own tensors are no data.

@@ -50,6 +50,7 @@ pub const CAUSES: &[Cause] = &[
     abandoned_pools::CAUSE,
     activations_beyond_card::CAUSE,
     another_pool::CAUSE,
+    another_pool::IDLE,
     autocast_cache::CAUSE,
     caught_errors::CAUSE,
     collected_results::CAUSE,
