@@ -272,7 +272,7 @@ impl Maker<'_> {
             let copy = copies.get(&path).filter(|_| is_weight[idx] || self.is_of_program(idx));
             keys[idx] = Some(if is_weight[idx] || copy.is_some() {
                 copy.map_or((Purpose::Weights, 0), |purpose| (*purpose, path))
-            } else if let Some(purpose) = loops.by_stack.get(&life.stack).filter(|_| is_held(life)) {
+            } else if let Some(purpose) = loops.by_stack.get(&life.stack) {
                 (*purpose, 0)
             } else if is_in_attention && !matches!(self.role(idx), Some(Role::Gradients)) {
                 (Purpose::Attention, 0)

@@ -294,7 +294,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "lists_of_losses",
         thread: "https://github.com/ltatzel/PyTorchHessianFree/pull/1",
         truth: "losses and outputs of all batches are kept in lists until one backward pass",
-        causes: &["activations of a loop, kept by its graph until it ends"],
+        causes: &["activations of a loop, kept for one backward pass"],
         lines: &["hf.py:21"],
         scene: |job| {
             let mut net = job.net("/job/net.py", MAKE, &sizes(1), 6 * MIB);
@@ -384,7 +384,7 @@ pub(crate) const CASES: &[Ill] = &[
         lines: &["prepare.py:9"],
         scene: |job| {
             for n in 0..6 {
-                job.line(&format!("Alloc addr=c{n} bytes=100M by=libcudart.so,runtime.cpython-312-x86_64-linux-gnu.so,prepare@/job/prepare.py:9,main@/job/run.py:10"));
+                job.line(&format!("Alloc addr=c{n} bytes=100M by=libcudart.so,/v/site-packages/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so,prepare@/job/prepare.py:9,main@/job/run.py:10"));
             }
             let mut net = job.net("/job/net.py", MAKE, &sizes(1), 4 * MIB);
             (0..20).for_each(|_| job.step(&mut net, "/job/train.py", 30));
