@@ -213,12 +213,17 @@ impl Evidence<'_> {
     /// Adds what would lower the peak. Where nothing is wrong, that is the answer.
     fn lower(&self, all: &mut Vec<Finding>, spare: Vec<Found>) {
         let mut spare = spare.into_iter().map(|(cause, kind, case)| self.of_cause(cause, kind, case));
-        let is_well = all.first().is_some_and(|first| first.kind == Kind::Nothing && first.site.is_empty());
+        let is_well = all.first().is_some_and(|first| first.kind == Kind::Nothing);
         match is_well {
             true => {
                 if let Some(first) = spare.next() {
                     let well = all.remove(0);
-                    all.insert(0, Finding { what: format!("{}; {}", first.what, well.what), ..first });
+                    // The peak is said already, and what was made once has another line.
+                    let well = match (well.site.as_str(), well.what.rsplit_once("; ")) {
+                        ("", Some((well, _))) => well.to_owned(),
+                        _ => "no request failed, nothing keeps growing".to_owned(),
+                    };
+                    all.insert(0, Finding { what: format!("{}; {well}", first.what), ..first });
                 } else if let (Some((text, less)), Some(well)) =
                     (holdings::needed(self.facts), all.first_mut())
                 {

@@ -44,9 +44,8 @@ const KEEPERS: &[Keeper] = &[
             let calls = is_fft.iter().any(|name| named.site.contains(name));
             !grown.has(Sign::Backward) && (named.owner == "cuFFT" || named.owner != "PyTorch block" && calls)
         },
-        why: "cuFFT's work areas are asked for there",
-        fix: "each new length makes a plan, and the cache keeps its work area: `cupy.fft.config.get_plan_cache().set_size(0)` (or `set_memsize`), \
-              `torch.backends.cuda.cufft_plan_cache.max_size = 1`, or pad to a few lengths",
+        why: "cuFFT asked for it",
+        fix: "each new length makes a plan: `cupy.fft.config.get_plan_cache().set_size(0)`, `torch.backends.cuda.cufft_plan_cache.max_size = 1`, or pad",
     },
     Keeper {
         cause: cause(
@@ -68,7 +67,7 @@ const KEEPERS: &[Keeper] = &[
             "buffers that are donated or deleted",
         ),
         claims: |_, grown| grown.account() == Some(Account::Buffers),
-        why: "JAX frees a buffer as soon as nothing refers to it",
+        why: "",
         fix: "the caller keeps each result on the GPU: keep `float(x)` or `jax.device_get(x)`, or donate the old one (`donate_argnums`)",
     },
     Keeper {
@@ -78,9 +77,8 @@ const KEEPERS: &[Keeper] = &[
             "state that is made once",
         ),
         claims: |_, grown| grown.has(Sign::Optimizer),
-        why: "the optimizer's own code makes it in several steps, and state is made once",
-        fix: "an optimizer with a history keeps it on the GPU (`LBFGS(history_size=...)`: fewer), or parameters are added or optimizers made anew \
-              each time, and the old ones are kept",
+        why: "its own code made it",
+        fix: "a smaller `LBFGS(history_size=...)`; else parameters are added each time, or optimizers made anew and the old ones kept",
     },
     Keeper {
         cause: cause(
@@ -92,19 +90,18 @@ const KEEPERS: &[Keeper] = &[
             let is_made = [Sign::Backward, Sign::Forward, Sign::Load].into_iter().any(|sign| grown.has(sign));
             !is_made && (grown.has(Sign::Copy) || grown.is_of_weights)
         },
-        why: "they have the sizes of the weights, or `copy.deepcopy` made them",
+        why: "the sizes of the weights",
         fix: "keep only the best copy of the weights, on the CPU (`v.cpu()` of each) or on disk: `torch.save(model.state_dict(), path)`",
     },
     Keeper {
         cause: cause(
-            "gradients kept with their graph (`create_graph=True`)",
+            "gradients kept, or their graph (`create_graph=True`)",
             "what is made in the backward pass is left in several steps",
             "gradients that are made once, or anew in each step",
         ),
         claims: |_, grown| grown.account() == Some(Account::Blocks) && grown.has(Sign::Backward),
-        why: "the backward pass makes it, and gradients are made once or anew",
-        fix: "with `backward(create_graph=True)` use `torch.autograd.grad`, or set `p.grad = None` after the step; without it, a list or an \
-              attribute keeps gradients: `.detach().cpu()` of what is needed",
+        why: "the backward pass made it",
+        fix: "after `backward(create_graph=True)` set `p.grad = None`, or use `torch.autograd.grad`; else a list keeps gradients: `.detach().cpu()`",
     },
     Keeper {
         cause: cause(
@@ -113,9 +110,8 @@ const KEEPERS: &[Keeper] = &[
             "parameters that are made in one go",
         ),
         claims: |_, grown| grown.has(Sign::Model) || grown.has(Sign::Load),
-        why: "parameters are made or loaded there, several times",
-        fix: "something refers to the model before when the next is loaded: `del` it, and what holds it (callbacks, optimizers, closures), or \
-              move it with `.cpu()`, before that line",
+        why: "parameters, made several times",
+        fix: "something refers to the model before (callback, optimizer, closure): `del` it, or `.cpu()`, before the next is loaded",
     },
     Keeper {
         cause: cause(
@@ -124,8 +120,8 @@ const KEEPERS: &[Keeper] = &[
             "what the module's own `forward` makes",
         ),
         claims: |_, grown| grown.has(Sign::Hook),
-        why: "a function that `Module.__call__` calls beside `forward` makes it",
-        fix: "a hook keeps what it sees on the GPU: copy it to the CPU (`.detach().cpu()`), or remove the hook (`handle.remove()`)",
+        why: "a function beside `forward` made it",
+        fix: "a hook keeps what it sees on the GPU: copy it (`.detach().cpu()`), or remove the hook (`handle.remove()`)",
     },
     Keeper {
         cause: cause(
@@ -134,8 +130,8 @@ const KEEPERS: &[Keeper] = &[
             "blocks that pile up, and sizes that fall",
         ),
         claims: |_, grown| grown.holder.is_some_and(|it| it.rising_sizes >= RISING && it.blocks <= 2),
-        why: "one block at a time is held there, each larger than all before",
-        fix: "collect the parts on the CPU (`.cpu()`) and join them once (`torch.cat(parts)`), or write into a tensor that was made for all",
+        why: "one block at a time, each larger",
+        fix: "join once (`torch.cat(parts)`, with the parts on the CPU), or write into a tensor that was made for all",
     },
     Keeper {
         cause: cause(
@@ -150,9 +146,8 @@ const KEEPERS: &[Keeper] = &[
                 && grown.n_in_model == 0
                 && is_alone(facts, grown)
         },
-        why: "what the other lines of the model make is given back: autograd's graph would keep that, too",
-        fix: "a list, a dictionary or a module's attribute keeps it, or a forward hook; also by a slice, which keeps the whole tensor \
-              (`gc.get_referrers(x)` shows which): keep `x.detach().cpu()`, or a clone of the part that is needed",
+        why: "other layers' go: no graph",
+        fix: "a list, attribute or forward hook keeps it or a slice of it (`gc.get_referrers` shows which): keep `x.detach().cpu()`, or a clone of the part",
     },
     Keeper {
         cause: cause(
@@ -165,9 +160,8 @@ const KEEPERS: &[Keeper] = &[
                 && (is_computed(grown) || grown.n_in_model > 0)
                 && !grown.has(Sign::Workspace)
         },
-        why: "lines of the model leave it at each call, as the graph of an output or a loss does",
-        fix: "a list, a running total or an attribute keeps an output or a loss, and with it the graph: keep `x.item()` or `x.detach().cpu()`, or \
-              evaluate under `torch.inference_mode()`",
+        why: "lines of the model leave it each call",
+        fix: "a list, a running total or an attribute keeps the graph: keep `x.item()` or `x.detach().cpu()`, or evaluate under `torch.inference_mode()`",
     },
     Keeper {
         cause: cause(
@@ -180,9 +174,8 @@ const KEEPERS: &[Keeper] = &[
                 |it: &Holder| it.blocks >= LEAST_BLOCKS && it.sizes.len() as u64 * 5 >= it.blocks * 4;
             grown.account() == Some(Account::Blocks) && grown.holder.is_some_and(is_by_shape)
         },
-        why: "each block is of another size, so that none takes the place of another",
-        fix: "a dictionary or a memoised function (`functools.lru_cache`) keeps one for each shape: bound it (`maxsize`), make one for the largest \
-              shape and slice it, or pad to a few shapes",
+        why: "each is of another size",
+        fix: "a dictionary or `functools.lru_cache` keeps one for each shape: bound it, slice one for the largest shape, or pad to a few shapes",
     },
     Keeper {
         cause: cause(
@@ -192,8 +185,7 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |_, _| true,
         why: "",
-        fix: "a list, a dictionary or a memoised function (`functools.cache`) keeps what each turn makes there, or a slice of it, which keeps the \
-              whole (`gc.get_referrers(x)` shows which): `del` it, move it to the CPU (`.detach().cpu()`), or keep a number (`.item()`)",
+        fix: "a list, dictionary or `functools.cache` keeps it or a slice of it (`gc.get_referrers` shows which): `del`, `.detach().cpu()`, or `.item()`",
     },
 ];
 
@@ -273,27 +265,22 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
     let each = each.or_else(|| site.per_step.map(|each| format!("{} each step", bytes(each))));
     let each = each.map_or_else(String::new, |each| format!(": {each}"));
     let sum = Bytes(all.iter().fold(0, |sum: u64, site| sum.saturating_add(left(site).0)));
-    let others = match all.len() {
-        0 | 1 => String::new(),
-        2 => format!("; another line grows, too: {} together", bytes(sum)),
-        n => format!("; {} other lines grow, too: {} together", count(n as u64 - 1), bytes(sum)),
+    let (others, together) = match all.len() {
+        0 | 1 => (String::new(), String::new()),
+        2 => ("; another line grows, too".to_owned(), format!(": {} together", bytes(sum))),
+        n => {
+            (format!("; {} other lines grow, too", count(n as u64 - 1)), format!(": {} together", bytes(sum)))
+        }
     };
+    let here = if all.len() > 1 { format!(", {} of it here", bytes(left(site))) } else { String::new() };
     let (what, worth) = match facts.failure {
         Some(_) => (
-            format!(
-                "{} had grown until then, {} of it here{each}{}",
-                bytes(sum),
-                bytes(left(site)),
-                match all.len() {
-                    0 | 1 => String::new(),
-                    2 => "; another line grows, too".into(),
-                    n => format!("; {} other lines grow, too", count(n as u64 - 1)),
-                }
-            ),
+            format!("{} had grown until then{here}{each}{others}", bytes(sum)),
             "no setting of the allocator mends it",
         ),
         None => {
-            (format!("memory held by this line grew by {} to the end{each}{others}", bytes(left(site))), "")
+            let own = bytes(left(site));
+            (format!("memory held by this line grew by {own} to the end{each}{others}{together}"), "")
         }
     };
     let sure = match why {

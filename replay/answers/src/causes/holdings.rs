@@ -71,8 +71,8 @@ const REMEDIES: &[Remedy] = &[
         what: |it| {
             format!("a second set of the weights, made here: {} blocks of the same sizes", count(it.blocks))
         },
-        sure: "certain of the sizes; what the copy is for (an average, a reference, the best so far, a sum) is not recorded",
-        fix: "drop the copy, or keep it on the CPU (`.cpu()`) or in a smaller type, unless each step needs it on the GPU",
+        sure: "certain of the sizes; what the copy is for is not recorded",
+        fix: "drop the copy, or keep it on the CPU (`.cpu()`) or in a smaller type, unless each step needs it",
     },
     Remedy {
         purpose: Purpose::OptimizerTemporaries,
@@ -87,7 +87,7 @@ const REMEDIES: &[Remedy] = &[
         what: |_| {
             "temporaries of the optimizer's step, which works on all parameters at once (`foreach`)".into()
         },
-        sure: "certain: the optimizer's own code asked for them, and they were held at that moment",
+        sure: "certain: the optimizer's own code asked for them",
         fix: "pass `fused=True` to the optimizer, or `foreach=False`",
     },
     Remedy {
@@ -107,7 +107,7 @@ const REMEDIES: &[Remedy] = &[
                 bytes(it.largest)
             )
         },
-        sure: "likely: code of attention made them, and they are larger than its queries, keys and values",
+        sure: "likely: larger than the queries, keys and values of that code",
         fix: "`torch.nn.functional.scaled_dot_product_attention` (with `MultiheadAttention`: `need_weights=False`), which never makes the scores \
               whole, or queries in chunks",
     },
@@ -127,7 +127,7 @@ const REMEDIES: &[Remedy] = &[
                 count(it.blocks)
             )
         },
-        sure: "likely: several lines of the model left blocks in each turn, which is how autograd keeps them, and all went together",
+        sure: "likely: several lines of the model left blocks in each turn",
         fix: "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on; without training, run the loop under \
               `torch.inference_mode()`",
     },
@@ -147,7 +147,7 @@ const REMEDIES: &[Remedy] = &[
                 count(it.blocks)
             )
         },
-        sure: "certain: every line of the model keeps a block for each turn, until a backward pass gives all of them back",
+        sure: "certain: every line of the model keeps a block for each turn",
         fix: "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on; without training, run the loop under \
               `torch.inference_mode()`",
     },
@@ -230,7 +230,7 @@ const REMEDIES: &[Remedy] = &[
                 bytes(it.largest)
             )
         },
-        sure: "certain of the sizes and of their lives; that they can be avoided is a guess",
+        sure: "certain of sizes and lives; that they can be avoided is a guess",
         fix: "work in pieces there (`torch.chunk`), `del` what is not used again before the next line, or write in place",
     },
 ];

@@ -364,7 +364,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "gradients_in_a_list",
         thread: "https://github.com/utkuozbulak/pytorch-cnn-visualizations/issues/53",
         truth: "a backward hook keeps the gradients of each picture",
-        causes: &["gradients kept with their graph (`create_graph=True`)"],
+        causes: &["gradients kept, or their graph (`create_graph=True`)"],
         lines: &["net.py:10", "train.py:31"],
         scene: |job| {
             let mut net = job.net("/job/net.py", MAKE, &sizes(1), 2 * MIB);
