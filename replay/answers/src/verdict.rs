@@ -38,6 +38,9 @@ const MORE_CAUSES: usize = 2;
 /// Their names in JSON.
 const MORE_NAMES: [&str; MORE_CAUSES] = ["second_cause", "third_cause"];
 
+/// Of a run that shows neither growth nor its absence.
+const TOO_SHORT: &str = "the run is too short to tell whether something grows";
+
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -217,15 +220,12 @@ impl Evidence<'_> {
         match is_well {
             true => {
                 if let Some(first) = spare.next() {
-                    let well = all.remove(0);
-                    // The peak is said already, and what was made once has another line.
-                    let well = match (well.site.as_str(), well.what.rsplit_once("; ")) {
-                        ("", Some((well, _))) => well.to_owned(),
-                        _ => "no request failed, nothing keeps growing".to_owned(),
-                    };
-                    all.insert(0, Finding { what: format!("{}; {well}", first.what), ..first });
+                    let well = all.remove(0).what;
+                    let short = well.contains(TOO_SHORT);
+                    let growth = if short { format!("; {TOO_SHORT}") } else { String::new() };
+                    all.insert(0, Finding { what: format!("{}{growth}", first.what), ..first });
                 } else if let (Some((text, less)), Some(well)) =
-                    (holdings::needed(self.facts), all.first_mut())
+                    (holdings::needed(self.facts), all.first_mut().filter(|well| well.site.is_empty()))
                 {
                     well.what = format!("{}; {text}", well.what);
                     well.fix = Fix::words(format!("to need less: {less}"), "");
@@ -559,7 +559,7 @@ impl Evidence<'_> {
                         "what rose did so while the program got ready, and no work is seen after it"
                     }
                     true => "nothing keeps growing",
-                    false => "the run is too short to tell whether something grows",
+                    false => TOO_SHORT,
                 };
                 let settled = crate::causes::external_fragmentation::settled_in_words(self.facts);
                 let settled = settled.map_or_else(String::new, |text| format!("; {text}"));
@@ -699,11 +699,7 @@ mod tests {
         let scene = steps(kept);
         let told_of = told(&scene);
         assert_eq!(told_of[0], "Verdict: memory grows: results kept");
-        assert!(
-            told_of[1].starts_with("what: memory held by this line grew by 100.00 MiB"),
-            "{}",
-            told_of[1]
-        );
+        assert!(told_of[1].starts_with("what: this line's memory grew by 100.00 MiB"), "{}", told_of[1]);
         assert_eq!(told_of[2..3], ["call_site: keep (/job/a.py:9)"]);
         assert_eq!(told_of.last().map(String::as_str), Some("next: gputrace leaks job/train.gtr"));
         let killed = told_with(&scene, Some(EventKind::Note("process.end=signal 9".into())));

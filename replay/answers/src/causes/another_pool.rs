@@ -36,7 +36,7 @@ const RELEASES: &[(&str, &str)] = &[
 
 /// A pool beside PyTorch that asked for nothing more in the second half of the run, where no request failed.
 pub(super) const IDLE: Cause = Cause {
-    name: "a pool of another library that lies idle",
+    name: "another library's idle pool",
     kind: Kind::Spare,
     needs: "a fifth of the device's peak at least that another library asked for early and kept, while PyTorch went on to the end",
     against: "requests of that library later on; memory that it gave back",

@@ -9,6 +9,7 @@ use super::facts::{Grown, above, called_at};
 use super::{Case, Cause, Facts, Fix, Found, Kind};
 use crate::leaks::{self, GrowingSite};
 use gputrace_analyse::held::{Holder, Sign};
+use gputrace_analyse::repetition::By;
 use gputrace_trace::ledger::{Account, MemoryKind};
 use gputrace_trace::words::{bytes, count};
 
@@ -147,7 +148,7 @@ const KEEPERS: &[Keeper] = &[
                 && is_alone(facts, grown)
         },
         why: "other layers' go: no graph",
-        fix: "a list, attribute or forward hook keeps it or a slice of it (`gc.get_referrers` shows which): keep `x.detach().cpu()`, or a clone of the part",
+        fix: "a list, attribute or forward hook keeps it, or a slice of it: keep `x.detach().cpu()`, or a clone of the part (`gc.get_referrers` decides)",
     },
     Keeper {
         cause: cause(
@@ -161,7 +162,7 @@ const KEEPERS: &[Keeper] = &[
                 && !grown.has(Sign::Workspace)
         },
         why: "lines of the model leave it each call",
-        fix: "a list, a running total or an attribute keeps the graph: keep `x.item()` or `x.detach().cpu()`, or evaluate under `torch.inference_mode()`",
+        fix: "a list, total or attribute keeps the graph: keep `x.item()` or `x.detach().cpu()`, or evaluate under `torch.inference_mode()`",
     },
     Keeper {
         cause: cause(
@@ -185,7 +186,7 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |_, _| true,
         why: "",
-        fix: "a list, dictionary or `functools.cache` keeps it or a slice of it (`gc.get_referrers` shows which): `del`, `.detach().cpu()`, or `.item()`",
+        fix: "a list, dictionary or `functools.cache` keeps it, or a slice of it: `.detach().cpu()`, `.item()` or `del` (`gc.get_referrers` decides)",
     },
 ];
 
@@ -209,10 +210,11 @@ fn is_alone(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
             && !holder.signs.has(Sign::Workspace)
             && !holder.signs.has(Sign::Backward)
     };
-    let others: u64 = held.flat_map(|held| &held.holders).filter(is_other).map(|holder| holder.bytes.0).sum();
-    let n = own.blocks.max(1);
-    // Of one turn, what the other lines made may still be there.
-    others.saturating_mul(n.min(8)) < own.bytes.0.saturating_mul(4) && n >= LEAST_BLOCKS
+    let turns = grown.site.repeated.as_ref().map_or(own.blocks, |repeated| repeated.left);
+    // Of the last turn, what the other lines made may still be there.
+    let is_left_too = |holder: &Holder| holder.blocks.saturating_mul(2) >= turns;
+    let mut others = held.flat_map(|held| &held.holders).filter(is_other);
+    own.blocks >= LEAST_BLOCKS && !others.any(is_left_too)
 }
 
 /// What grows most, if anything does.
@@ -267,10 +269,8 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
     let sum = Bytes(all.iter().fold(0, |sum: u64, site| sum.saturating_add(left(site).0)));
     let (others, together) = match all.len() {
         0 | 1 => (String::new(), String::new()),
-        2 => ("; another line grows, too".to_owned(), format!(": {} together", bytes(sum))),
-        n => {
-            (format!("; {} other lines grow, too", count(n as u64 - 1)), format!(": {} together", bytes(sum)))
-        }
+        2 => ("; another line grows, too".to_owned(), format!(", {} in all", bytes(sum))),
+        n => (format!("; {} other lines grow, too", count(n as u64 - 1)), format!(", {} in all", bytes(sum))),
     };
     let here = if all.len() > 1 { format!(", {} of it here", bytes(left(site))) } else { String::new() };
     let (what, worth) = match facts.failure {
@@ -280,7 +280,7 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
         ),
         None => {
             let own = bytes(left(site));
-            (format!("memory held by this line grew by {own} to the end{each}{others}{together}"), "")
+            (format!("this line's memory grew by {own} to the end{each}{others}{together}"), "")
         }
     };
     let sure = match why {
@@ -289,7 +289,11 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
     };
     Case {
         what,
-        site: called_at(&site.named.site, grown.holder),
+        site: match site.repeated.as_ref().map(|repeated| &repeated.by) {
+            // The line that calls the model is named with the rate.
+            Some(By::Call(_)) => site.named.site.clone(),
+            Some(By::Round | By::Own) | None => called_at(&site.named.site, grown.holder),
+        },
         bytes: sum,
         sure,
         fix: Fix::words(fix, worth),

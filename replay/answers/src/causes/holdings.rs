@@ -77,7 +77,7 @@ const REMEDIES: &[Remedy] = &[
     Remedy {
         purpose: Purpose::OptimizerTemporaries,
         cause: cause(
-            "temporaries of the optimizer's `foreach` implementation",
+            "`foreach` temporaries",
             "blocks of `_multi_tensor_*` at the moment",
             "the optimizer's state, which stays whatever the implementation",
         ),
@@ -114,7 +114,7 @@ const REMEDIES: &[Remedy] = &[
     Remedy {
         purpose: Purpose::GraphOfLoop,
         cause: cause(
-            "activations of a loop, kept by its graph until it ends",
+            "a loop's activations kept by its graph",
             "blocks that several lines of a model made in each turn of a loop, and that go all together",
             "results alone, which one or two lines make",
         ),
@@ -134,7 +134,7 @@ const REMEDIES: &[Remedy] = &[
     Remedy {
         purpose: Purpose::GraphOfLoop,
         cause: cause(
-            "activations of a loop, kept for one backward pass",
+            "one graph for a whole loop",
             "blocks that several lines of a model made in each turn of a loop, and that go all together",
             "results alone, which one or two lines make",
         ),
@@ -353,6 +353,5 @@ pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
         | Purpose::Before
         | Purpose::Other => return None,
     };
-    let part = most.bytes.0 as f64 / held.bytes.0 as f64 * 100.0;
-    Some((format!("{} of {} ({part:.0} %) are {name}", bytes(most.bytes), bytes(held.bytes)), less))
+    Some((format!("{} of {} are {name}", bytes(most.bytes), bytes(held.bytes)), less))
 }

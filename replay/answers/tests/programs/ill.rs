@@ -74,7 +74,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "foreach_peak",
         thread: "https://github.com/pytorch/pytorch/issues/97712",
         truth: "foreach needs temporaries as large as the parameters, and sets the peak",
-        causes: &["temporaries of the optimizer's `foreach` implementation"],
+        causes: &["`foreach` temporaries"],
         lines: &["train.py:32"],
         scene: |job| {
             let mut net = job.net("/job/net.py", MAKE, &sizes(4), MIB);
@@ -294,7 +294,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "lists_of_losses",
         thread: "https://github.com/ltatzel/PyTorchHessianFree/pull/1",
         truth: "losses and outputs of all batches are kept in lists until one backward pass",
-        causes: &["activations of a loop, kept for one backward pass"],
+        causes: &["one graph for a whole loop"],
         lines: &["hf.py:21"],
         scene: |job| {
             let mut net = job.net("/job/net.py", MAKE, &sizes(1), 6 * MIB);
@@ -312,10 +312,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "activations_of_a_rollout",
         thread: "https://github.com/pytorch/pytorch/issues/13613",
         truth: "inference with gradients: what the layers save is held until the loop's results go",
-        causes: &[
-            "activations of a loop, kept by its graph until it ends",
-            "outputs or losses kept with their graph",
-        ],
+        causes: &["a loop's activations kept by its graph", "outputs or losses kept with their graph"],
         lines: &["rollout.py:21"],
         scene: |job| {
             let net = job.net("/job/net.py", MAKE, &sizes(1), 6 * MIB);
@@ -380,7 +377,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "cupy_pool_lies_idle",
         thread: "https://github.com/cupy/cupy/issues/6616",
         truth: "CuPy's pool keeps what the preparation used, while PyTorch works",
-        causes: &["a pool of another library that lies idle"],
+        causes: &["another library's idle pool"],
         lines: &["prepare.py:9"],
         scene: |job| {
             for n in 0..6 {
