@@ -68,11 +68,9 @@ const REMEDIES: &[Remedy] = &[
         at_peak: Kind::Spare,
         least: LEAST_SAVED,
         is: |_, _, _| true,
-        what: |it| {
-            format!("a second set of the weights, made here: {} blocks of the same sizes", count(it.blocks))
-        },
+        what: |it| format!("a second set of the weights ({} blocks)", count(it.blocks)),
         sure: "certain of the sizes; what the copy is for is not recorded",
-        fix: "drop the copy, or keep it on the CPU (`.cpu()`) or in a smaller type, unless each step needs it",
+        fix: "drop it, or keep it on the CPU, unless every step needs it",
     },
     Remedy {
         purpose: Purpose::OptimizerTemporaries,
@@ -84,9 +82,7 @@ const REMEDIES: &[Remedy] = &[
         at_peak: Kind::Spare,
         least: LEAST_SAVED,
         is: |_, _, it| it.signs.has(Sign::Foreach),
-        what: |_| {
-            "temporaries of the optimizer's step, which works on all parameters at once (`foreach`)".into()
-        },
+        what: |_| "temporaries of the optimizer".into(),
         sure: "certain: the optimizer's own code asked for them",
         fix: "pass `fused=True` to the optimizer, or `foreach=False`",
     },
@@ -108,8 +104,7 @@ const REMEDIES: &[Remedy] = &[
             )
         },
         sure: "likely: larger than the queries, keys and values of that code",
-        fix: "`torch.nn.functional.scaled_dot_product_attention` (with `MultiheadAttention`: `need_weights=False`), which never makes the scores \
-              whole, or queries in chunks",
+        fix: "`F.scaled_dot_product_attention` (with `MultiheadAttention`: `need_weights=False`), which never makes them whole",
     },
     Remedy {
         purpose: Purpose::GraphOfLoop,
