@@ -371,8 +371,7 @@ impl Evidence<'_> {
                     (_, confidence) => in_words(confidence),
                 };
                 let sure = format!(
-                    "{how}: the {} requests up to the error were replayed with it; the step did not end, and what it would have asked for \
-                     next is not known",
+                    "{how}: the {} requests up to the error were replayed with it",
                     count(stream.n_requests() as u64)
                 );
                 (Some(Fix { what, worth }), sure)
@@ -582,7 +581,7 @@ impl Evidence<'_> {
 /// Whether a setting serves what was asked for up to the error: the step that failed has no end in the trace.
 fn so_far(verdict: Verdict) -> &'static str {
     match verdict {
-        Verdict::Fits => "fits up to here",
+        Verdict::Fits => "fits so far",
         Verdict::Perhaps | Verdict::RunsOut => verdict.name(),
     }
 }

@@ -144,10 +144,10 @@ const KEEPERS: &[Keeper] = &[
             grown.has(Sign::Forward)
                 && !grown.has(Sign::Functional)
                 && is_computed(grown)
-                && grown.n_in_model == 0
+                && grown.all.len() == 1
                 && is_alone(facts, grown)
         },
-        why: "other layers' go: no graph",
+        why: "nothing else does: no graph",
         fix: "a list, attribute or forward hook keeps it, or a slice of it: keep `x.detach().cpu()`, or a clone of the part (`gc.get_referrers` decides)",
     },
     Keeper {
