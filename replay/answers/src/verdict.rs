@@ -362,7 +362,7 @@ impl Evidence<'_> {
             ),
             Ok((recorded, Some(best))) => {
                 let before = recorded.map_or_else(String::new, |recorded| {
-                    format!(", where the recorded setting needs {}", bytes(recorded.peak_reserved))
+                    format!(", and {} as recorded", bytes(recorded.peak_reserved))
                 });
                 let worth = format!("{}: needs {}{before}", so_far(best.verdict), bytes(best.peak_reserved));
                 let what = Value::Command(format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options));
@@ -371,7 +371,7 @@ impl Evidence<'_> {
                     (_, confidence) => in_words(confidence),
                 };
                 let sure = format!(
-                    "{how}: the {} requests up to the error were replayed with it",
+                    "{how}: {} requests up to the error were replayed",
                     count(stream.n_requests() as u64)
                 );
                 (Some(Fix { what, worth }), sure)
