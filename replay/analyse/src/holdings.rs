@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::held::{HeldAt, Sign, Signs, SignsOf};
 use crate::lives::{Life, Lives};
-use crate::piles::Course;
+use crate::piles::{Course, Pile};
 use crate::roles::{Role, Roles};
 use gputrace_trace::Definitions;
 use gputrace_trace::backward::python_lines;
@@ -255,8 +255,23 @@ impl Maker<'_> {
         }
         let copies = self.copies(&units);
         let attention = self.attention();
-        let converted = self.converted(&units);
-        let loops = Loops::of(held, self.graphs_of_loops(is_held));
+        let converted = self.converted(&units, is_held);
+        let is_lasting = |role: u16| {
+            let role = usize::from(role).checked_sub(self.roles.names.len() - Role::ALL.len());
+            let role = role.and_then(|role| Role::ALL.get(role));
+            matches!(
+                role,
+                Some(
+                    Role::Parameters
+                        | Role::Weights
+                        | Role::Gradients
+                        | Role::Optimizer
+                        | Role::Activations
+                        | Role::Workspaces
+                )
+            )
+        };
+        let loops = Loops::of(held, self.graphs_of_loops(is_held), is_lasting);
         let mut functions: FxHashMap<(String, String), u32> = FxHashMap::default();
         for (idx, life) in self.own() {
             let path = paths.get(&life.stack).map_or(0, |(number, _)| *number);
@@ -272,12 +287,12 @@ impl Maker<'_> {
             let copy = copies.get(&path).filter(|_| is_weight[idx] || self.is_of_program(idx));
             keys[idx] = Some(if is_weight[idx] || copy.is_some() {
                 copy.map_or((Purpose::Weights, 0), |purpose| (*purpose, path))
+            } else if converted.contains(&life.requested.0) && signs.has(Sign::Forward) {
+                (Purpose::Converted, 0)
             } else if let Some(purpose) = loops.by_stack.get(&life.stack) {
                 (*purpose, 0)
             } else if is_in_attention && !matches!(self.role(idx), Some(Role::Gradients)) {
                 (Purpose::Attention, 0)
-            } else if converted.contains(&life.requested.0) && signs.has(Sign::Forward) && is_held(life) {
-                (Purpose::Converted, 0)
             } else {
                 match self.purpose(idx) {
                     purpose @ Purpose::Temporaries => (purpose, function()),
@@ -290,7 +305,8 @@ impl Maker<'_> {
             let (_, text) = paths.values().find(|(number, _)| number == path)?;
             Some(((*purpose, *path), text.clone()))
         };
-        let called = copies.iter().filter_map(called).collect();
+        let collected = ((Purpose::Collected, 0), loops.looped_at.clone());
+        let called = copies.iter().filter_map(called).chain([collected]).collect();
         (keys, called)
     }
 
@@ -429,12 +445,24 @@ impl Maker<'_> {
     }
 
     /// Half the sizes of weights, where the model makes blocks of most of them as it runs and no backward pass needs them.
-    fn converted(&self, units: &BTreeMap<u32, Unit>) -> FxHashSet<u64> {
+    fn converted(&self, units: &BTreeMap<u32, Unit>, is_held: &impl Fn(&Life) -> bool) -> FxHashSet<u64> {
         if self.roles.n_passes.get(&self.device).copied().unwrap_or(0) > 0 {
             return FxHashSet::default();
         }
-        let sizes = units.values().flat_map(|unit| unit.sizes.keys());
-        sizes.filter(|size| **size >= LEAST_WEIGHT).map(|size| size / 2).collect()
+        let mut made: BTreeMap<u64, u64> = BTreeMap::new();
+        let in_model = |idx: usize| self.signs[idx].has(Sign::Forward) && !self.signs[idx].has(Sign::Model);
+        for (_, life) in self.own().filter(|(idx, life)| in_model(*idx) && is_held(life)) {
+            *made.entry(life.requested.0).or_default() += 1;
+        }
+        let mut weights: BTreeMap<u64, u64> = BTreeMap::new();
+        for (size, n) in units.values().filter(|unit| !unit.is_of_program).flat_map(|unit| &unit.sizes) {
+            *weights.entry(*size).or_default() += n;
+        }
+        // About as many copies as there are weights of the size.
+        let is_copied = |(size, n): &(&u64, &u64)| {
+            **size >= LEAST_WEIGHT && made.get(&(**size / 2)).is_some_and(|made| made * 4 <= *n * 5 + 8)
+        };
+        weights.iter().filter(is_copied).map(|(size, _)| size / 2).collect()
     }
 
     /// Stacks of a model that a loop calls again and again, and of which every line keeps a block for each call: what autograd saved.
@@ -472,7 +500,8 @@ impl Maker<'_> {
 
     fn purpose(&self, idx: usize) -> Purpose {
         let (signs, role) = (self.signs[idx], self.role(idx));
-        if signs.has(Sign::Workspace) || role == Some(Role::Workspaces) {
+        // A gradient may be of that size.
+        if role == Some(Role::Workspaces) || signs.has(Sign::Workspace) && !signs.has(Sign::Backward) {
             return Purpose::Workspaces;
         }
         if signs.has(Sign::Buckets) {
@@ -506,12 +535,15 @@ impl Maker<'_> {
 /// What loops of the program keep, by stack.
 struct Loops {
     by_stack: FxHashMap<StackId, Purpose>,
+    /// Where the loop is that collects most.
+    looped_at: String,
 }
 
 impl Loops {
-    fn of(held: &HeldAt, graphs: FxHashSet<StackId>) -> Loops {
+    fn of(held: &HeldAt, graphs: FxHashSet<StackId>, is_lasting: impl Fn(u16) -> bool) -> Loops {
         let mut lines: FxHashMap<&str, FxHashSet<SiteId>> = FxHashMap::default();
-        let piles = || held.piles.iter().filter(|pile| pile.course == Course::Collected);
+        let is_result = |pile: &&Pile| pile.course == Course::Collected && !is_lasting(pile.role);
+        let piles = || held.piles.iter().filter(is_result);
         for pile in piles().filter(|pile| pile.is_in_model) {
             lines.entry(&pile.looped_at).or_default().insert(pile.site);
         }
@@ -520,7 +552,9 @@ impl Loops {
             _ => Purpose::Collected,
         };
         let graphs = graphs.into_iter().map(|stack| (stack, Purpose::GraphOfLoop));
-        Loops { by_stack: piles().map(|pile| (pile.stack, purpose(&pile.looped_at))).chain(graphs).collect() }
+        let looped_at = piles().next().map_or_else(String::new, |pile| pile.looped_at.clone());
+        let by_stack = piles().map(|pile| (pile.stack, purpose(&pile.looped_at))).chain(graphs);
+        Loops { by_stack: by_stack.collect(), looped_at }
     }
 }
 

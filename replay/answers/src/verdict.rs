@@ -217,23 +217,27 @@ impl Evidence<'_> {
     fn lower(&self, all: &mut Vec<Finding>, spare: Vec<Found>) {
         let mut spare = spare.into_iter().map(|(cause, kind, case)| self.of_cause(cause, kind, case));
         let is_well = all.first().is_some_and(|first| first.kind == Kind::Nothing);
-        match is_well {
-            true => {
-                if let Some(first) = spare.next() {
-                    let well = all.remove(0).what;
-                    let short = well.contains(TOO_SHORT);
-                    let growth = if short { format!("; {TOO_SHORT}") } else { String::new() };
-                    all.insert(0, Finding { what: format!("{}{growth}", first.what), ..first });
-                } else if let (Some((text, less)), Some(well)) =
-                    (holdings::needed(self.facts), all.first_mut().filter(|well| well.site.is_empty()))
-                {
-                    well.what = format!("{}; {text}", well.what);
-                    well.fix = Fix::words(format!("to need less: {less}"), "");
-                }
+        if is_well {
+            if let Some(first) = spare.next() {
+                let well = all.remove(0).what;
+                let short = well.contains(TOO_SHORT);
+                let growth = if short { format!("; {TOO_SHORT}") } else { String::new() };
+                all.insert(0, Finding { what: format!("{}{growth}", first.what), ..first });
+            } else if let (Some((text, less)), Some(well)) =
+                (holdings::needed(self.facts), all.first_mut().filter(|well| well.site.is_empty()))
+            {
+                well.what = format!("{}; {text}", well.what);
+                well.fix = Fix::words(format!("to need less: {less}"), "");
             }
-            false => {}
         }
-        all.extend(spare);
+        // What is wrong at a line says more than that the peak could be lower without it.
+        let is_known = |it: &Finding| {
+            all.iter().any(|one| {
+                !one.site.is_empty() && (it.site.starts_with(&one.site) || one.site.starts_with(&it.site))
+            })
+        };
+        let others: Vec<Finding> = spare.filter(|it| !is_known(it)).collect();
+        all.extend(others);
     }
 
     fn of_cause(&self, cause: &'static Cause, kind: crate::causes::Kind, case: Case) -> Finding {

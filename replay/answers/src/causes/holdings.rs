@@ -6,6 +6,7 @@
 
 use gputrace_schemas::event::Bytes;
 
+use super::activations_beyond_card::is_activation;
 use super::facts::called_at;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
@@ -18,6 +19,10 @@ use gputrace_trace::words::{bytes, count};
 const LEAST_SAVED: u64 = 20;
 /// Data are worth a verdict from this part of what was held on: two fifths.
 const MUCH: (u64, u64) = (2, 5);
+/// Fewer results are a program's own few.
+const LEAST_RESULTS: u64 = 8;
+/// Layers have as many blocks of one line at least.
+const LEAST_LAYERS: u64 = 4;
 /// Larger numbers of tensors are no data set that is kept whole.
 const MOST_TENSORS: u64 = 64;
 
@@ -84,7 +89,7 @@ const REMEDIES: &[Remedy] = &[
         is: |_, _, it| it.signs.has(Sign::Foreach),
         what: |_| "temporaries of the optimizer".into(),
         sure: "certain: the optimizer's own code asked for them",
-        fix: "pass `fused=True` to the optimizer, or `foreach=False`",
+        fix: "pass `foreach=False` to the optimizer (or `fused=True`, if it has that)",
     },
     Remedy {
         purpose: Purpose::Attention,
@@ -160,11 +165,94 @@ const REMEDIES: &[Remedy] = &[
                 |holder: &Holder| holder.signs.has(Sign::Backward) && facts.role(holder) == "gradients";
             held.sum(of_backward).0.saturating_mul(2) >= it.bytes.0 / 2
         },
-        what: |_| {
-            "buckets in which DistributedDataParallel reduces gradients, which are there a second time beside them".into()
-        },
+        what: |_| "buckets in which DistributedDataParallel reduces gradients, beside these".into(),
         sure: "certain: DistributedDataParallel's own code made them, and the gradients are blocks of their own",
         fix: "`DistributedDataParallel(..., gradient_as_bucket_view=True)`",
+    },
+    Remedy {
+        purpose: Purpose::Collected,
+        cause: cause(
+            "outputs collected on the GPU until the loop ends",
+            "blocks of one stack that a loop outside of any model made one by one, and that went all together",
+            "layers of a model, what the backward pass gives back, and a ring that lets its oldest go",
+        ),
+        at_peak: Kind::Kept,
+        least: 3,
+        is: |facts, _, it| facts.growing().is_empty() && it.blocks >= LEAST_RESULTS,
+        what: |it| {
+            format!(
+                "results that a loop collects: {} blocks, made one by one, that go together",
+                count(it.blocks)
+            )
+        },
+        sure: "likely: none went while the loop ran, and other work was done between any two",
+        fix: "keep only what is needed of each: return the loss or a number (`.item()`), or move it at once (`.detach().cpu()`)",
+    },
+    Remedy {
+        purpose: Purpose::Converted,
+        cause: cause(
+            "autocast's cache of converted weights",
+            "no backward pass, and blocks of a model's code of half the sizes of the weights",
+            "a backward pass, which needs the copies",
+        ),
+        at_peak: Kind::Peak,
+        least: LEAST_SAVED,
+        is: |_, held, it| {
+            let weights = held.holdings.iter().find(|it| it.purpose == Purpose::Weights);
+            it.blocks >= LEAST_RESULTS
+                && weights.is_some_and(|weights| it.bytes.0.saturating_mul(4) >= weights.bytes.0)
+        },
+        what: |_| {
+            "copies of the weights in half their width: `torch.autocast` caches them until its region ends"
+                .into()
+        },
+        sure: "likely: their sizes are half of those of the weights, one by one",
+        fix: "`torch.autocast(..., cache_enabled=False)`, shorter regions, or weights that are converted once (`model.bfloat16()`)",
+    },
+    Remedy {
+        purpose: Purpose::State,
+        cause: cause(
+            "the optimizer's state, made at its first step",
+            "a request that failed at a line of the optimizer, or while its state was two fifths of what was held, and nothing grows",
+            "temporaries of the step, and growth",
+        ),
+        at_peak: Kind::Beyond,
+        least: LEAST_SAVED,
+        is: |facts, held, it| match facts.failure {
+            Some(Failure::Torch(_, error)) => {
+                let is_much = it.bytes.0.saturating_mul(MUCH.1) >= held.bytes.0.saturating_mul(MUCH.0);
+                facts.growing().is_empty() && (is_much || it.site == error.site)
+            }
+            Some(Failure::Refused(_) | Failure::Jax(..)) | None => false,
+        },
+        what: |_| "state of the optimizer, which its first step makes".into(),
+        sure: "certain: the optimizer's own code asked for it",
+        fix: "an optimizer with less state (8-bit Adam, Adafactor, SGD), or shard it (`ZeroRedundancyOptimizer`, FSDP)",
+    },
+    Remedy {
+        purpose: Purpose::Activations,
+        cause: cause(
+            "activation checkpointing of only a part of the model",
+            "functions that are computed again in the backward pass, and activations of several layers outside of these, half of all",
+            "a model that is all covered, or not at all",
+        ),
+        at_peak: Kind::Peak,
+        least: 4,
+        is: |facts, held, it| {
+            let outside = facts.with(|holder| {
+                is_activation(facts, holder)
+                    && !holder.signs.has(Sign::Checkpointed)
+                    && holder.blocks >= LEAST_LAYERS
+            });
+            facts.lifetimes.is_some_and(|lifetimes| lifetimes.has_checkpointing)
+                && !it.signs.has(Sign::Checkpointed)
+                && outside.is_some_and(|(all, _)| all.0.saturating_mul(2) >= held.bytes.0)
+        },
+        what: |_| {
+            "activations, most of layers that are not checkpointed, while others of the model are".into()
+        },
+        sure: "certain: most were made outside of `torch.utils.checkpoint` and wait for the backward pass",
+        fix: "checkpoint these layers, too: `x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)`",
     },
     Remedy {
         purpose: Purpose::Data,
@@ -217,7 +305,7 @@ const REMEDIES: &[Remedy] = &[
         ),
         at_peak: Kind::Spare,
         least: 2,
-        is: |facts, _, it| facts.failure.is_none() && it.blocks > 1,
+        is: |facts, _, it| facts.failure.is_none() && it.blocks > 1 && it.signs.has(Sign::Own),
         what: |it| {
             format!(
                 "what this function makes and gives back ({} blocks of up to {})",
@@ -282,9 +370,18 @@ pub(super) fn cases(facts: &Facts<'_>) -> Vec<(&'static Cause, Kind, Case)> {
     found
 }
 
+/// The peak without it. With gradients that are views of the buckets, it is the gradients that are not there.
+fn without(held: &HeldAt, holding: &Holding) -> Bytes {
+    let goes = match holding.purpose {
+        Purpose::Buckets => held.holdings.iter().find(|it| it.purpose == Purpose::Gradients),
+        _ => Some(holding),
+    };
+    goes.and_then(|it| it.without).unwrap_or(held.bytes).min(held.bytes)
+}
+
 /// What the peak would be lower by; when a request failed, all of it would have been free.
 fn saved(held: &HeldAt, holding: &Holding) -> Bytes {
-    let without = holding.without.unwrap_or(held.bytes);
+    let without = without(held, holding);
     Bytes(held.bytes.0.saturating_sub(without.0).min(holding.bytes.0))
 }
 
@@ -297,18 +394,26 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         Some(_) => holding.bytes,
         None => saved(held, holding),
     };
-    let worth = match (facts.failure, holding.without) {
-        (None, Some(without)) => format!(
-            "without them the same requests peak at {}, {} lower",
-            bytes(without.min(held.bytes)),
-            bytes(saved)
-        ),
-        _ => format!("needs up to {} less at that moment", bytes(saved)),
+    // Of these, a part is still made: one at a time, or in pieces.
+    let is_part = matches!(
+        holding.purpose,
+        Purpose::Collected
+            | Purpose::GraphOfLoop
+            | Purpose::Activations
+            | Purpose::Temporaries
+            | Purpose::Data
+    );
+    let (without, lower) = (bytes(without(held, holding)), bytes(saved));
+    let worth = match (facts.failure, is_part) {
+        (Some(_), _) => format!("needs up to {lower} less at that moment"),
+        (None, true) => format!("the peak is up to {lower} lower: without any of them it is {without}"),
+        (None, false) => format!("the same requests without them peak at {without}, {lower} lower"),
     };
     let holder = facts.holders().find(|holder| holder.site == holding.site);
-    let site = match holding.called.split_once(", called from ") {
-        Some((_, callers)) => format!("{}, called from {callers}", facts.site(holding.site)),
-        None => called_at(&facts.site(holding.site), holder),
+    let site = match (holding.purpose, holding.called.split_once(", called from ")) {
+        (Purpose::Collected, _) => format!("{}, collected by {}", facts.site(holding.site), holding.called),
+        (_, Some((_, callers))) => format!("{}, called from {callers}", facts.site(holding.site)),
+        (_, None) => called_at(&facts.site(holding.site), holder),
     };
     Case {
         what: format!("{} of {of}{when} are {}", bytes(holding.bytes), (remedy.what)(holding)),

@@ -14,9 +14,7 @@ use gputrace_report::model::Value;
 mod abandoned_pools;
 mod activations_beyond_card;
 mod another_pool;
-mod autocast_cache;
 mod caught_errors;
-mod collected_results;
 mod dense_embedding;
 mod emptied_cache;
 pub(crate) mod external_fragmentation;
@@ -32,8 +30,6 @@ mod managed_beyond_card;
 mod neighbours;
 mod not_donated;
 mod one_request;
-mod optimizer_state;
-mod partial_checkpointing;
 mod pinned_rounded;
 mod reference_cycles;
 mod starved_library;
@@ -51,9 +47,7 @@ pub const CAUSES: &[Cause] = &[
     activations_beyond_card::CAUSE,
     another_pool::CAUSE,
     another_pool::IDLE,
-    autocast_cache::CAUSE,
     caught_errors::CAUSE,
-    collected_results::CAUSE,
     dense_embedding::CAUSE,
     emptied_cache::CAUSE,
     external_fragmentation::CAUSE,
@@ -66,8 +60,6 @@ pub const CAUSES: &[Cause] = &[
     neighbours::CAUSE,
     not_donated::CAUSE,
     one_request::CAUSE,
-    optimizer_state::CAUSE,
-    partial_checkpointing::CAUSE,
     pinned_rounded::CAUSE,
     reference_cycles::CAUSE,
     starved_library::CAUSE,
