@@ -64,6 +64,7 @@ pub const CAUSES: &[Cause] = &[
     reference_cycles::CAUSE,
     starved_library::CAUSE,
     streams_made_anew::CAUSE,
+    streams_made_anew::IDLE,
     taken_in_advance::CAUSE,
     uneven_devices::CAUSE,
     upcast_logits::CAUSE,

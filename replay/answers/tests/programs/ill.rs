@@ -404,4 +404,23 @@ pub(crate) const CASES: &[Ill] = &[
             job.free(joined);
         },
     },
+    Ill {
+        name: "preprocessing_on_a_stream",
+        thread: "https://github.com/pytorch/pytorch/issues/1529",
+        truth: "preparation ran on a side stream, whose cache stays while the main stream works",
+        causes: &["a side stream's idle cache"],
+        lines: &["prepare.py:6"],
+        scene: |job| {
+            job.line("Alloc addr=s0 bytes=600M by=libcudart.so,libc10_cuda.so in_allocate=1");
+            job.stream = 16;
+            for _ in 0..4 {
+                let block = job.put(300 * MIB, "prepare@/job/prepare.py:6,main@/job/run.py:9");
+                job.free(block);
+            }
+            job.stream = 0;
+            job.reserved = 900 * MIB;
+            let mut net = job.net("/job/net.py", MAKE, &sizes(1), 4 * MIB);
+            (0..20).for_each(|_| job.step(&mut net, "/job/train.py", 30));
+        },
+    },
 ];

@@ -21,6 +21,8 @@ pub(crate) struct Job {
     held: HashMap<usize, u64>,
     now: u64,
     n: usize,
+    /// What PyTorch reserves in all, where that matters.
+    pub(crate) reserved: u64,
     /// The stream of the next requests.
     pub(crate) stream: u64,
 }
@@ -47,7 +49,11 @@ impl Job {
             return Block(self.n);
         }
         let (n, stream) = (self.n, self.stream);
-        _ = writeln!(self.scene, "block addr=b{n} bytes={bytes} requested={bytes} stream={stream} by={by}");
+        _ = writeln!(
+            self.scene,
+            "block addr=b{n} bytes={bytes} requested={bytes} stream={stream}{} by={by}",
+            self.totals(bytes)
+        );
         self.held.insert(n, bytes);
         self.now += bytes;
         self.peak = self.peak.max(self.now);
@@ -57,12 +63,21 @@ impl Job {
     pub(crate) fn free(&mut self, block: Block) {
         let Some(bytes) = self.held.remove(&block.0) else { return };
         self.now -= bytes;
-        _ = writeln!(self.scene, "free addr=b{} bytes={bytes}", block.0);
+        let totals = self.totals(0);
+        _ = writeln!(self.scene, "free addr=b{} bytes={bytes}{totals}", block.0);
     }
 
     pub(crate) fn free_all(&mut self, blocks: &mut Vec<Block>) {
         for block in std::mem::take(blocks) {
             self.free(block);
+        }
+    }
+
+    /// PyTorch's totals after a change, where they are told.
+    fn totals(&self, more: u64) -> String {
+        match self.reserved {
+            0 => String::new(),
+            reserved => format!(" allocated={} reserved={reserved}", self.now + more),
         }
     }
 
