@@ -423,4 +423,37 @@ pub(crate) const CASES: &[Ill] = &[
             (0..20).for_each(|_| job.step(&mut net, "/job/train.py", 30));
         },
     },
+    Ill {
+        name: "evaluation_with_gradients_fails",
+        thread: "https://github.com/Tushar-N/pytorch-resnet3d/issues/14",
+        truth: "features are extracted clip by clip without no_grad, until memory runs out",
+        causes: &["a loop's activations kept by its graph", "outputs or losses kept with their graph"],
+        lines: &["extract.py:21"],
+        scene: |job| {
+            let net = job.net("/job/net.py", MAKE, &sizes(1), 6 * MIB);
+            for _ in 0..16 {
+                job.forward(&net, "clips@/job/extract.py:21,main@/job/run.py:30");
+            }
+            let by = inside("Net.forward@/job/net.py:10", "clips@/job/extract.py:21,main@/job/run.py:30");
+            job.out_of_memory(60 * MIB, &by);
+        },
+    },
+    Ill {
+        name: "attention_fails",
+        thread: "https://github.com/CyberZHG/keras-multi-head/issues/1",
+        truth: "scores of a long sequence do not fit",
+        causes: ATTENTION,
+        lines: &["net.py:22", "net.py:23"],
+        scene: |job| {
+            let net = job.net("/job/net.py", MAKE, &sizes(1), 4 * MIB);
+            let line = |line: u32| inside(&format!("SelfAttention.forward@/job/net.py:{line}"), SERVE);
+            job.infer(&net, SERVE);
+            for _ in 0..3 {
+                job.put(6 * MIB, &line(20));
+            }
+            job.put(600 * MIB, &line(22));
+            job.put(600 * MIB, &line(23));
+            job.out_of_memory(600 * MIB, &line(24));
+        },
+    },
 ];
