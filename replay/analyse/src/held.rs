@@ -7,12 +7,13 @@ use gputrace_schemas::event::{Bytes, Frame, Nanos, StackId};
 use gputrace_sim::stacks::python_package;
 use rustc_hash::FxHashMap;
 
+use crate::holdings::{Holding, Partition};
 use crate::lives::{Life, Lives, NEVER};
 use crate::piles::{self, Pile};
 use crate::roles::{self, Roles};
 use gputrace_trace::Definitions;
 use gputrace_trace::backward::python_lines;
-use gputrace_trace::ledger::SiteId;
+use gputrace_trace::ledger::{Ledger, SiteId};
 
 /// Most sizes that are kept of one line.
 const MOST_SIZES: usize = 4096;
@@ -28,6 +29,8 @@ pub struct HeldAt {
     pub bytes: Bytes,
     /// By line, role and stack's facts, most first.
     pub holders: Vec<Holder>,
+    /// The same taken apart by purpose, most first: of failures and peaks.
+    pub holdings: Vec<Holding>,
     /// What was asked for by one stack again and again and was held together, most first.
     pub piles: Vec<Pile>,
 }
@@ -100,6 +103,8 @@ signs! {
     Checkpointed,
     /// In `forward` of a `torch.autograd.Function`.
     Function,
+    /// In a function, a class or a file of attention, or beside a softmax.
+    Attention,
 }
 
 /// Several of these.
@@ -150,6 +155,11 @@ impl Signs {
         let is_checkpointed = any(&|_, file| file.ends_with("/torch/utils/checkpoint.py"));
         let is_function =
             any(&|function, file| file.ends_with("/torch/autograd/function.py") && function == "apply");
+        let is_attention = lines.iter().any(|(function, file, _)| {
+            let name = function.to_ascii_lowercase();
+            let file = file.rsplit('/').next().unwrap_or_default();
+            ["attention", "attn"].iter().any(|word| name.contains(word) || file.contains(word))
+        });
         let is_native_engine = stack.frames.iter().filter_map(|frame| definitions.frame(*frame)).any(
             |frame| matches!(frame, Frame::Native { function, .. } if function.contains("torch::autograd::Engine::")),
         );
@@ -169,6 +179,7 @@ impl Signs {
             .with(Sign::Copy, is_copy)
             .with(Sign::Checkpointed, is_checkpointed)
             .with(Sign::Function, is_function)
+            .with(Sign::Attention, is_attention)
             .with(Sign::Own, lines.first().is_some_and(|(_, file, _)| python_package(file).is_none()))
     }
 }
@@ -193,7 +204,11 @@ impl<'a> SignsOf<'a> {
         lives.list.iter().any(|life| self.of(life).has(sign))
     }
 
-    fn of(&mut self, life: &Life) -> Signs {
+    pub(crate) fn definitions(&self) -> &'a dyn Definitions {
+        self.definitions
+    }
+
+    pub(crate) fn of(&mut self, life: &Life) -> Signs {
         let is_of_size = roles::is_workspace_size(life.requested);
         let definitions = self.definitions;
         *self
@@ -253,7 +268,20 @@ impl HeldAt {
         }
         holders.sort_by_key(|holder| (Reverse(holder.bytes), holder.site, holder.role, holder.signs));
         let piles = piles::of(lives, roles, signs.definitions, device, Bytes(bytes), &is_held);
-        HeldAt { device, time, bytes: Bytes(bytes), holders, piles }
+        HeldAt { device, time, bytes: Bytes(bytes), holders, holdings: vec![], piles }
+    }
+
+    /// The same, taken apart.
+    pub(crate) fn taken_apart(
+        mut self,
+        lives: &Lives,
+        of: (&Roles, &Ledger),
+        signs: &mut SignsOf<'_>,
+        is_held: impl Fn(&Life) -> bool,
+    ) -> HeldAt {
+        let partition = Partition::of(lives, of, signs, &self, &is_held);
+        self.holdings = partition.holdings(&is_held);
+        self
     }
 
     /// All that holders with a property held.

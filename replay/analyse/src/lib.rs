@@ -8,6 +8,7 @@ pub mod doubts;
 pub mod fragmentation;
 pub mod growth;
 pub mod held;
+pub mod holdings;
 pub mod idle;
 pub mod lifetimes;
 pub mod live;

@@ -179,7 +179,9 @@ impl Lifetimes {
         let mut signs = SignsOf::new(definitions);
         let failures = failures(ledger);
         let at_failure = failures.into_iter().map(|(device, time)| {
-            HeldAt::of(&lives, &roles, (device, time), &mut signs, |life| is_held_at(life, time))
+            let is_held = |life: &Life| is_held_at(life, time);
+            let held = HeldAt::of(&lives, &roles, (device, time), &mut signs, is_held);
+            held.taken_apart(&lives, (&roles, ledger), &mut signs, is_held)
         });
         let at_failure = at_failure.collect();
         let moments = lives.moments();
@@ -189,7 +191,9 @@ impl Lifetimes {
         let devices: Vec<DeviceLifetimes> = devices.into_iter().map(of_device).collect();
         let at_peak = devices.iter().map(|device| {
             let at = (device.device, device.peak_time);
-            HeldAt::of(&lives, &roles, at, &mut signs, |life| life.is_held_at(device.peak_moment))
+            let is_held = |life: &Life| life.is_held_at(device.peak_moment);
+            let held = HeldAt::of(&lives, &roles, at, &mut signs, is_held);
+            held.taken_apart(&lives, (&roles, ledger), &mut signs, is_held)
         });
         let at_peak: Vec<HeldAt> = at_peak.collect();
         let idle = at_peak.iter().filter_map(|held| {

@@ -40,6 +40,10 @@ pub enum Course {
 pub struct Pile {
     /// The line that asked for them.
     pub site: SiteId,
+    /// The stack.
+    pub stack: StackId,
+    /// A model's code asked for them.
+    pub is_in_model: bool,
     /// What for: an index of [`crate::lifetimes::Lifetimes::role_names`].
     pub role: u16,
     /// How much.
@@ -85,6 +89,8 @@ pub(crate) fn of(
                 .then(|| course(lives, definitions, (device, stack), &held, (first, last), &mut paths))??;
             Some(Pile {
                 site: life.site,
+                stack,
+                is_in_model: paths.get(&stack).is_some_and(|path| path.iter().any(is_model)),
                 role: roles.of_lives.get(first).copied()?,
                 bytes: Bytes(bytes),
                 blocks: held.len() as u64,
@@ -96,6 +102,11 @@ pub(crate) fn of(
         .collect();
     piles.sort_by_key(|pile| (Reverse(pile.bytes), pile.site));
     piles
+}
+
+/// Where a model is called.
+fn is_model((function, file, _): &Line<'_>) -> bool {
+    file.ends_with("/torch/nn/modules/module.py") && function.ends_with("_call_impl")
 }
 
 /// The lines of a stack, outermost first; those of the call of `backward` for what the backward pass asked for.
@@ -136,9 +147,6 @@ fn course<'a>(
         return None;
     }
     // Where the stacks part.
-    let is_model = |(function, file, _): &Line<'_>| {
-        file.ends_with("/torch/nn/modules/module.py") && function.ends_with("_call_impl")
-    };
     let (mut common, mut n_work) = (own.len(), 0);
     for life in between.iter().filter(|life| life.device == device) {
         let path = paths.entry(life.stack).or_insert_with(|| path(definitions, life.stack));

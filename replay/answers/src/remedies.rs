@@ -112,6 +112,18 @@ pub struct Remedy {
     pub confidence: Confidence,
 }
 
+impl Remedy {
+    /// How sure it is, in a word. What a setting makes of the requests up to the error can be exact. Whether the program would have gone on
+    /// is not in the trace: the step that failed has no end.
+    #[must_use]
+    pub fn sure(&self) -> &'static str {
+        match (self.verdict, self.confidence) {
+            (Verdict::Fits, Confidence::Exact) => "as far as recorded",
+            (_, confidence) => confidence.name(),
+        }
+    }
+}
+
 /// Whether a setting fits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Verdict {
@@ -473,7 +485,7 @@ pub(super) fn remedies_section(
             ("peak_reserved_bytes", "reserved", &|it| Value::Bytes(it.peak_reserved)),
             ("verdict", "verdict", &|it| Value::text(it.verdict.name())),
             ("confidence", "sure", &|it| {
-                Value::text(if doubt.is_some() { Confidence::Guess.name() } else { it.confidence.name() })
+                Value::text(if doubt.is_some() { Confidence::Guess.name() } else { it.sure() })
             }),
             ("options", "PYTORCH_CUDA_ALLOC_CONF", &|it| Value::text(options(it))),
         ],
@@ -505,7 +517,9 @@ pub(super) fn remedies_section(
                 Verdict::Perhaps => {
                     "perhaps (it hangs on how high the limit was, --limit, and on where memory lies)"
                 }
-                Verdict::Fits | Verdict::RunsOut => "this setting would have",
+                Verdict::Fits | Verdict::RunsOut => {
+                    "this setting would have served all requests up to the error, and the one that failed"
+                }
             };
             section
                 .line(Mood::Good, format!("{perhaps}:"))
@@ -525,7 +539,7 @@ pub(super) fn remedies_section(
     };
     section.table(table).line(
         Mood::Note,
-        "replayed up to the end of the trace: what a program that went on would have asked for is not known",
+        "replayed up to the end of the trace: what the program would have asked for next is not known",
     )
 }
 

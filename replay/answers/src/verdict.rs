@@ -10,16 +10,18 @@ use std::cmp::Reverse;
 use gputrace_schemas::event::{Bytes, NO_DEVICE};
 use gputrace_sim::effort;
 use gputrace_sim::ops::OpStream;
+use gputrace_sim::whatif::Confidence;
 
 use crate::causes::external_fragmentation::in_words;
 use crate::causes::facts::device;
-use crate::causes::{Case, Cause, Facts, Failure, Fix, ranked};
+use crate::causes::{Case, Cause, Facts, Failure, Fix, Found, holdings, ranked};
 use crate::leaks::RoseSite;
 use crate::postmortem::Postmortem;
+use crate::remedies::Verdict;
 use gputrace_analyse::growth::Course;
 use gputrace_analyse::story::{End, Story};
 use gputrace_report::history;
-use gputrace_report::model::{Section, Value, Verdict};
+use gputrace_report::model::{Section, Value};
 use gputrace_report::sections::device_name;
 use gputrace_report::summary::used_devices;
 use gputrace_trace::faults;
@@ -35,6 +37,9 @@ const MUCH_ELSEWHERE: u64 = 4;
 const MORE_CAUSES: usize = 2;
 /// Their names in JSON.
 const MORE_NAMES: [&str; MORE_CAUSES] = ["second_cause", "third_cause"];
+
+/// Of a run that shows neither growth nor its absence.
+const TOO_SHORT: &str = "the run is too short to tell whether something grows";
 
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,7 +94,7 @@ struct Finding {
 }
 
 /// The verdict on a process whose growth was watched.
-pub fn verdict(found: &Postmortem, trace: &dyn Requests) -> Verdict {
+pub fn verdict(found: &Postmortem, trace: &dyn Requests) -> gputrace_report::model::Verdict {
     let story = &found.story;
     // Longer traces are not replayed for a verdict.
     let trace = Some(trace).filter(|_| effort::VERDICT.covers(story.ledger.n_events as usize));
@@ -103,7 +108,8 @@ pub fn verdict(found: &Postmortem, trace: &dyn Requests) -> Verdict {
     let mut titles: Vec<&str> = vec![];
     for finding in std::iter::once(&worst).chain(&all) {
         let title = finding.kind.names().1;
-        if !titles.contains(&title) {
+        let is_spare = finding.kind == Kind::Of(crate::causes::Kind::Spare) && !titles.is_empty();
+        if !titles.contains(&title) && !is_spare {
             titles.push(title);
         }
     }
@@ -138,7 +144,7 @@ pub fn verdict(found: &Postmortem, trace: &dyn Requests) -> Verdict {
             also.push(name);
         }
     }
-    Verdict { kind, cause: worst.cause.to_owned(), also, section }
+    gputrace_report::model::Verdict { kind, cause: worst.cause.to_owned(), also, section }
 }
 
 impl Finding {
@@ -168,13 +174,14 @@ struct Evidence<'a> {
 impl Evidence<'_> {
     /// What is wrong, the worst first; never empty.
     fn findings(&self) -> Vec<Finding> {
-        let causes = ranked(self.facts);
+        let (spare, causes): (Vec<Found>, Vec<Found>) =
+            ranked(self.facts).into_iter().partition(|(_, kind, _)| *kind == crate::causes::Kind::Spare);
         if let Some(failure) = self.facts.failure {
             return self.out_of_memory(failure, causes);
         }
         // Mappings of what others own have a number, and no bytes.
-        let is_much = |(cause, case): &(&'static Cause, Case)| {
-            let is_growth = cause.kind == crate::causes::Kind::Grew;
+        let is_much = |(_, kind, case): &Found| {
+            let is_growth = *kind == crate::causes::Kind::Grew;
             !is_growth || case.bytes.0 == 0 || case.bytes.0.saturating_mul(LEAST_GROWTH) >= self.facts.all.0
         };
         let (mut much, little): (Vec<_>, Vec<_>) = causes.into_iter().partition(is_much);
@@ -182,7 +189,7 @@ impl Evidence<'_> {
             much = little;
         }
         let mut all: Vec<Finding> =
-            much.into_iter().map(|(cause, case)| self.of_cause(cause, case)).collect();
+            much.into_iter().map(|(cause, kind, case)| self.of_cause(cause, kind, case)).collect();
         let killed = self.killed();
         if let Some(fault) = self.fault() {
             // What ended the process comes first; a fault that it survived comes after what is wrong with its memory.
@@ -201,13 +208,41 @@ impl Evidence<'_> {
             (Some(_), None) => {}
             (None, None) => all.push(self.nothing()),
         }
+        self.lower(&mut all, spare);
         all.truncate(1 + MORE_CAUSES);
         all
     }
 
-    fn of_cause(&self, cause: &'static Cause, case: Case) -> Finding {
+    /// Adds what would lower the peak. Where nothing is wrong, that is the answer.
+    fn lower(&self, all: &mut Vec<Finding>, spare: Vec<Found>) {
+        let mut spare = spare.into_iter().map(|(cause, kind, case)| self.of_cause(cause, kind, case));
+        let is_well = all.first().is_some_and(|first| first.kind == Kind::Nothing);
+        if is_well {
+            if let Some(first) = spare.next() {
+                let well = all.remove(0).what;
+                let short = well.contains(TOO_SHORT);
+                let growth = if short { format!("; {TOO_SHORT}") } else { String::new() };
+                all.insert(0, Finding { what: format!("{}{growth}", first.what), ..first });
+            } else if let (Some((text, less)), Some(well)) =
+                (holdings::needed(self.facts), all.first_mut().filter(|well| well.site.is_empty()))
+            {
+                well.what = format!("{}; {text}", well.what);
+                well.fix = Fix::words(format!("to need less: {less}"), "");
+            }
+        }
+        // What is wrong at a line says more than that the peak could be lower without it.
+        let is_known = |it: &Finding| {
+            all.iter().any(|one| {
+                !one.site.is_empty() && (it.site.starts_with(&one.site) || one.site.starts_with(&it.site))
+            })
+        };
+        let others: Vec<Finding> = spare.filter(|it| !is_known(it)).collect();
+        all.extend(others);
+    }
+
+    fn of_cause(&self, cause: &'static Cause, kind: crate::causes::Kind, case: Case) -> Finding {
         Finding {
-            kind: Kind::Of(cause.kind),
+            kind: Kind::Of(kind),
             cause: cause.name,
             what: case.what,
             site: case.site,
@@ -222,13 +257,13 @@ impl Evidence<'_> {
     }
 
     /// A request that failed, and what explains most of what was held then.
-    fn out_of_memory(&self, failure: Failure<'_>, causes: Vec<(&'static Cause, Case)>) -> Vec<Finding> {
+    fn out_of_memory(&self, failure: Failure<'_>, causes: Vec<Found>) -> Vec<Finding> {
         let what = match failure {
             Failure::Torch(ordinal, error) => self.torch_ran_out(ordinal, error),
             Failure::Refused(refused) => self.refused(refused),
             Failure::Jax(ordinal, error) => self.jax_ran_out(ordinal, error),
         };
-        let mut causes = causes.into_iter().map(|(cause, case)| self.of_cause(cause, case));
+        let mut causes = causes.into_iter().map(|(cause, kind, case)| self.of_cause(cause, kind, case));
         let mut all = match causes.next() {
             Some(first) => {
                 vec![Finding { kind: Kind::OutOfMemory, what: format!("{what}: {}", first.what), ..first }]
@@ -302,9 +337,12 @@ impl Evidence<'_> {
             Failure::Refused(refused) => {
                 (what, refused.site, "certain: the driver refused it".to_owned(), None)
             }
-            Failure::Jax(_, error) => {
-                (what, error.site, "certain: PJRT answered RESOURCE_EXHAUSTED".to_owned(), None)
-            }
+            Failure::Jax(_, error) => (
+                what,
+                self.facts.jax_line(error),
+                "certain: PJRT answered RESOURCE_EXHAUSTED".to_owned(),
+                None,
+            ),
         };
         let next = self.command("oom");
         Finding { kind: Kind::OutOfMemory, cause: "", what, site: self.facts.site(site), sure, fix, next }
@@ -328,13 +366,16 @@ impl Evidence<'_> {
             ),
             Ok((recorded, Some(best))) => {
                 let before = recorded.map_or_else(String::new, |recorded| {
-                    format!(", where the recorded setting needs {}", bytes(recorded.peak_reserved))
+                    format!(", and {} as recorded", bytes(recorded.peak_reserved))
                 });
-                let worth = format!("{}: needs {}{before}", best.verdict.name(), bytes(best.peak_reserved));
+                let worth = format!("{}: needs {}{before}", so_far(best.verdict), bytes(best.peak_reserved));
                 let what = Value::Command(format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options));
+                let how = match (best.verdict, best.confidence) {
+                    (Verdict::Fits, Confidence::Exact) => "as far as recorded",
+                    (_, confidence) => in_words(confidence),
+                };
                 let sure = format!(
-                    "{}: the run's {} requests were replayed with it",
-                    in_words(best.confidence),
+                    "{how}: {} requests up to the error were replayed",
                     count(stream.n_requests() as u64)
                 );
                 (Some(Fix { what, worth }), sure)
@@ -344,26 +385,10 @@ impl Evidence<'_> {
 
     /// Where no setting helps: what there is most of, and how people need less of that.
     fn less_memory(&self) -> String {
-        let held = self.facts.held.filter(|held| held.bytes.0 > 0);
-        let most = held.and_then(|held| Some((held, held.holders.first()?)));
-        let Some((held, most)) = most else {
-            return "less memory, or a larger card: no allocator setting makes it fit".into();
-        };
-        let role = self.facts.role(most);
-        let of_role = held.sum(|holder| holder.role == most.role);
-        let less = match role {
-            "activations" => "a smaller batch, or activation checkpointing",
-            "activations of inference" => "a smaller batch, or shorter sequences",
-            "optimizer state" => "an 8-bit or sharded optimizer (FSDP, ZeRO)",
-            "gradients" | "parameters" | "weights" => "a smaller type, or sharding (FSDP, ZeRO)",
-            "KV cache" => "fewer or shorter sequences, or a lower `gpu_memory_utilization`",
-            _ => "less memory, or a larger card",
-        };
-        let of = match role.starts_with("unknown") || role.is_empty() {
-            true => format!("{} are asked for at {}", bytes(most.bytes), self.facts.site(most.site)),
-            false => format!("{} of {} are {role}", bytes(of_role), bytes(held.bytes)),
-        };
-        format!("{less}: {of}; no allocator setting makes it fit")
+        match holdings::needed(self.facts) {
+            Some((text, less)) => format!("{less}: {text}; no allocator setting makes it fit"),
+            None => "less memory, or a larger card: no allocator setting makes it fit".into(),
+        }
     }
 
     /// The worst fault of a GPU that NVML reported.
@@ -537,7 +562,7 @@ impl Evidence<'_> {
                         "what rose did so while the program got ready, and no work is seen after it"
                     }
                     true => "nothing keeps growing",
-                    false => "the run is too short to tell whether something grows",
+                    false => TOO_SHORT,
                 };
                 let settled = crate::causes::external_fragmentation::settled_in_words(self.facts);
                 let settled = settled.map_or_else(String::new, |text| format!("; {text}"));
@@ -554,6 +579,14 @@ impl Evidence<'_> {
             false => self.command("report --all"),
         };
         Finding { kind, cause: "", what, site, sure, fix: None, next }
+    }
+}
+
+/// Whether a setting serves what was asked for up to the error: the step that failed has no end in the trace.
+fn so_far(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Fits => "fits so far",
+        Verdict::Perhaps | Verdict::RunsOut => verdict.name(),
     }
 }
 
@@ -669,7 +702,7 @@ mod tests {
         let scene = steps(kept);
         let told_of = told(&scene);
         assert_eq!(told_of[0], "Verdict: memory grows: results kept");
-        assert!(told_of[1].starts_with("what: memory held by this line grew by 7"), "{}", told_of[1]);
+        assert!(told_of[1].starts_with("what: this line's memory grew by 100.00 MiB"), "{}", told_of[1]);
         assert_eq!(told_of[2..3], ["call_site: keep (/job/a.py:9)"]);
         assert_eq!(told_of.last().map(String::as_str), Some("next: gputrace leaks job/train.gtr"));
         let killed = told_with(&scene, Some(EventKind::Note("process.end=signal 9".into())));

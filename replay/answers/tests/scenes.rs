@@ -207,5 +207,10 @@ fn a_model_that_was_loaded_onto_the_gpu_and_is_used_is_no_second_copy() {
     assert!(!used.contains("torch.load"), "{used}");
     let copied: String = (0..8).map(|n| block(&format!("p{n}"), 30, apply)).collect();
     let twice = told(&(loaded + &copied + &steps(0) + &gradients + &steps(1)));
-    assert!(twice.contains("240.00 MiB are there twice") && twice.contains("train.py:4"), "{twice}");
+    assert!(
+        twice.contains("240.00 MiB of the peak")
+            && twice.contains("torch.load")
+            && twice.contains("train.py:4"),
+        "{twice}"
+    );
 }

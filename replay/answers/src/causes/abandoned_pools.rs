@@ -15,7 +15,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Abandoned,
     needs: "a private pool that was not released, and whose captures failed or whose graphs are gone",
     against: "a graph of the pool that can still be launched",
-    claims: None,
     find,
 };
 

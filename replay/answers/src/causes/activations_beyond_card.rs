@@ -3,6 +3,7 @@
 use super::facts::called_at;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::{Holder, Sign};
+use gputrace_analyse::holdings::{Holding, Purpose};
 use gputrace_trace::ledger::Wall;
 use gputrace_trace::words::bytes;
 
@@ -14,7 +15,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Beyond,
     needs: "a request that failed while what a model's code had made in that step was most of what was held, and nothing grows",
     against: "growth, an attempt that is kept, or a step of the same sizes that went well before",
-    claims: None,
     find,
 };
 
@@ -43,6 +43,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let held = facts.held?;
     let is_kept = facts.found.caught.iter().any(|it| it.is_user_code && it.kept_bytes().0 > 0);
     if !facts.growing().is_empty() || is_kept || error.wall() == Wall::Limit {
+        return None;
+    }
+    // Scores of attention, and what the graph of a loop keeps, have remedies of their own.
+    let is_known = |it: &&Holding| matches!(it.purpose, Purpose::Attention | Purpose::GraphOfLoop);
+    if held.holdings.iter().find(is_known).is_some_and(|it| it.bytes.0.saturating_mul(2) >= held.bytes.0) {
         return None;
     }
     let (sum, most) = facts.with(|holder| is_activation(facts, holder))?;

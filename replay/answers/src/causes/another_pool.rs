@@ -1,16 +1,18 @@
 //! A pool of another library in the same process: JAX's preallocation, CuPy's and RMM's pools.
 
-use gputrace_schemas::event::Bytes;
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Bytes, Nanos};
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
-use gputrace_trace::words::bytes;
+use gputrace_trace::ledger::SiteId;
+use gputrace_trace::words::{bytes, time};
 
 pub(super) const CAUSE: Cause = Cause {
     name: "memory kept by another library's pool",
     kind: Kind::Elsewhere,
     needs: "a request that failed for want of memory of the device, while another library than the one that asked had a fifth of it",
     against: "a library that asked for little, and one that needs what it has: that is not recorded",
-    claims: None,
     find,
 };
 
@@ -32,13 +34,61 @@ const RELEASES: &[(&str, &str)] = &[
     ),
 ];
 
+/// A pool beside PyTorch that asked for nothing more in the second half of the run, where no request failed.
+pub(super) const IDLE: Cause = Cause {
+    name: "another library's idle pool",
+    kind: Kind::Spare,
+    needs: "a fifth of the device's peak at least that another library asked for early and kept, while PyTorch went on to the end",
+    against: "requests of that library later on; memory that it gave back",
+    find: idle,
+};
+
+fn idle(facts: &Facts<'_>) -> Option<Case> {
+    if facts.failure.is_some() {
+        return None;
+    }
+    let ledger = &facts.story.ledger;
+    let (first, last) = (ledger.first.unwrap_or_default(), ledger.last);
+    let middle = Nanos(first.0 + (last.0 - first.0) / 2);
+    let known = |owner: &str| RELEASES.iter().find(|(name, _)| owner.starts_with(name) && *name != "PyTorch");
+    let mut by_owner: BTreeMap<&str, (u64, Nanos, SiteId, u64)> = BTreeMap::new();
+    for object in ledger.live().filter(|object| object.device >= 0) {
+        let owner = ledger.sites.owner(object.owner);
+        if known(owner).is_some() {
+            let of = by_owner.entry(owner).or_insert((0, object.since, object.site, 0));
+            (of.0, of.1) = (of.0 + object.bytes.0, of.1.max(object.since));
+            if object.bytes.0 > of.3 {
+                (of.2, of.3) = (object.site, object.bytes.0);
+            }
+        }
+    }
+    let (owner, (held, asked, site, _)) = by_owner.into_iter().max_by_key(|(_, (held, ..))| *held)?;
+    let works = facts.held.is_some_and(|it| it.bytes.0 > 0 && it.time > asked)
+        && facts.lifetimes.is_some_and(|it| it.streams.iter().any(|used| used.until > middle));
+    (asked < middle && works && held.saturating_mul(5) >= facts.all.0).then(|| Case {
+        what: format!(
+            "{owner} asked the driver for {} up to {} and kept it, while PyTorch alone asked for more until the end",
+            bytes(Bytes(held)),
+            time(facts.story.since_start(asked))
+        ),
+        site: facts.site(site),
+        bytes: Bytes(held),
+        sure: "certain that it was kept; whether arrays in it were still used is not recorded".into(),
+        fix: Fix::words(
+            known(owner).map_or("", |(_, release)| *release),
+            format!("up to {} less on the device, once its arrays are dropped", bytes(Bytes(held))),
+        ),
+        verb: "report --all",
+    })
+}
+
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let failure = facts.failure?;
     let ordinal = failure.device();
     let ledger = &facts.story.ledger;
     let (asker, site) = match failure {
         Failure::Torch(_, error) => ("PyTorch", error.site),
-        Failure::Jax(_, error) => ("JAX", error.site),
+        Failure::Jax(_, error) => ("JAX", facts.jax_line(error)),
         Failure::Refused(refused) => (ledger.sites.owner(refused.owner), refused.site),
     };
     let asked = failure.asked()?;

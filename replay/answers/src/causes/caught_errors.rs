@@ -11,7 +11,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Kept,
     needs: "an out-of-memory error that was caught, and blocks of its attempt that were still there at the next one",
     against: "nothing of the attempt left",
-    claims: None,
     find,
 };
 

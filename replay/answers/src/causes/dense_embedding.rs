@@ -11,7 +11,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Peak,
     needs: "at the peak, the gradient of an embedding and blocks of its size, which are four fifths of all together",
     against: "an embedding that is a smaller part of the model",
-    claims: None,
     find,
 };
 

@@ -13,19 +13,21 @@ pub(super) const CAUSE: Cause = Cause {
     name: "`empty_cache` in the loop",
     kind: Kind::Churned,
     needs: "three calls at least of one line, and half of what they gave back was bought again",
-    against: "the call is a library's own, as when PyTorch captures a graph",
-    claims: None,
+    against: "the call is a library's own, as when PyTorch captures a graph or cuDNN tries its algorithms",
     find,
 };
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
+    let sites = &facts.story.ledger.sites;
     let is_own = |site: SiteId| {
-        facts
-            .story
-            .ledger
-            .sites
-            .site(site)
-            .is_none_or(|site| site.file.is_empty() || python_package(&site.file).is_none())
+        let Some(site) = sites.site(site) else { return true };
+        // `torch.cuda.graph` empties the cache before each capture, and cuDNN's benchmark without any function of Python's.
+        let is_called =
+            site.file.is_empty() || !site.file.ends_with(".py") || site.inside.ends_with("empty_cache");
+        let pools = facts.story.ledger.torch_pools.pools.values();
+        let captures = pools.flat_map(|pool| &pool.graphs).filter_map(|graph| sites.site(graph.site));
+        let is_capture = captures.into_iter().any(|it| it.file == site.file && it.line == site.line);
+        is_called && !is_capture && (site.file.is_empty() || python_package(&site.file).is_none())
     };
     let devices = cache::torches(facts.story).filter_map(|(ordinal, torch)| {
         let habits = cache::habits(&torch.cache);

@@ -25,7 +25,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Wasted,
     needs: "segments that were bought although as much was unused, to the end of the run, or until a sixteenth of the card lay unused",
     against: "free memory on streams that no later request uses; a reserve that stopped growing on a card with room",
-    claims: None,
     find,
 };
 

@@ -2,9 +2,9 @@
 
 use gputrace_schemas::event::{Bytes, NO_DEVICE};
 use gputrace_sim::ops::OpStream;
+use gputrace_sim::stacks::python_package;
 
-use super::{Case, Cause, Fix};
-use crate::leaks::{self, GrowingSite};
+use crate::leaks::GrowingSite;
 use crate::postmortem::Postmortem;
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
 use gputrace_analyse::lifetimes::Lifetimes;
@@ -12,7 +12,6 @@ use gputrace_analyse::story::Story;
 use gputrace_report::summary::used_devices;
 use gputrace_trace::import::{Requests, Trace};
 use gputrace_trace::ledger::{Account, PjrtOom, Refusal, SiteId, TorchOom};
-use gputrace_trace::words::{bytes, count};
 
 /// A cause is worth a word from this part of what was held at the moment on: one in so many.
 const LEAST: u64 = 20;
@@ -106,6 +105,33 @@ impl<'a> Facts<'a> {
         self.story.ledger.sites.site_name(site)
     }
 
+    /// Whether a place is a line of the program itself: neither a library's, nor one without a file.
+    #[must_use]
+    pub fn is_own(&self, site: SiteId) -> bool {
+        let site = self.story.ledger.sites.site(site);
+        site.is_some_and(|it| it.line > 0 && !it.file.is_empty() && python_package(&it.file).is_none())
+    }
+
+    /// The program's line for a request of JAX's that failed. PJRT finds out later, in threads of its own: then the line is that which launched
+    /// the executable, else one whose results or temporaries are as large, else the line that holds most.
+    #[must_use]
+    pub fn jax_line(&self, error: &PjrtOom) -> SiteId {
+        let executables = self.story.ledger.executables();
+        let launched = error.executable.and_then(|at| executables.get(at)?.site);
+        // What PJRT says is rounded.
+        let is_as_large = |of: Option<Bytes>| {
+            error.bytes.zip(of).is_some_and(|(asked, of)| of.0 >= asked.0 - asked.0 / 100)
+        };
+        let made = executables.iter().filter(|it| is_as_large(it.figures.outputs)).find_map(|it| it.site);
+        let worked = executables.iter().filter(|it| is_as_large(it.figures.temporary)).find_map(|it| it.site);
+        let largest = executables.iter().max_by_key(|it| it.figures.temporary.max(it.figures.outputs));
+        let largest = largest.and_then(|it| it.site);
+        let held =
+            self.story.ledger.live_buffers().max_by_key(|(_, buffer)| buffer.bytes).map(|(_, it)| it.site);
+        let all = [Some(error.site), made, launched, worked, largest, held];
+        all.into_iter().flatten().find(|site| self.is_own(*site)).unwrap_or(error.site)
+    }
+
     /// What was held at the moment, line by line.
     pub fn holders(&self) -> impl Iterator<Item = &'a Holder> {
         self.held.into_iter().flat_map(|held| &held.holders)
@@ -185,50 +211,11 @@ impl<'a> Facts<'a> {
     }
 
     /// The growth of these lines is what Python's collector was late for.
-    fn is_of_cycles(&self, grown: &Grown<'_>) -> bool {
+    pub(super) fn is_of_cycles(&self, grown: &Grown<'_>) -> bool {
         let (Some(lifetimes), Some(place)) = (self.lifetimes, grown.site.place) else { return false };
         let collected = lifetimes.cycles.sites.iter().filter(|it| it.site == place.site);
         let collected: u64 = collected.map(|it| it.bytes.0).sum();
         collected.saturating_mul(LATE) >= grown.site.growth.0 && collected > 0
-    }
-
-    /// The case of a cause of growth, if the line that grows most is of it.
-    #[must_use]
-    pub fn growth_of(&self, cause: &Cause, fix: &str) -> Option<Case> {
-        let grown = self.grown().filter(|grown| !self.is_of_cycles(grown))?;
-        super::claimant(&grown).filter(|claimant| claimant.name == cause.name)?;
-        Some(self.growth(&grown, fix))
-    }
-
-    fn growth(&self, grown: &Grown<'_>, fix: &str) -> Case {
-        let Grown { site, all, .. } = grown;
-        let each = site.repeated.as_ref().map(leaks::rate);
-        let each = each.or_else(|| site.per_step.map(|each| format!("{} each step", bytes(each))));
-        let each = each.map_or_else(String::new, |each| format!(": {each}"));
-        let others = match all.len() {
-            0 | 1 => String::new(),
-            2 => "; another line grows, too".into(),
-            n => format!("; {} other lines grow, too", count(n as u64 - 1)),
-        };
-        let sum = Bytes(all.iter().fold(0, |sum: u64, site| sum.saturating_add(site.growth.0)));
-        let (what, worth) = match self.failure {
-            Some(_) => (
-                format!("{} had grown until then{each}{others}", bytes(sum)),
-                "no setting of the allocator mends it",
-            ),
-            None => (
-                format!("memory held by this line grew by {} to the end{each}{others}", bytes(site.growth)),
-                "",
-            ),
-        };
-        Case {
-            what,
-            site: site.named.site.clone(),
-            bytes: sum,
-            sure: sure(site),
-            fix: Fix::words(fix, worth),
-            verb: "leaks",
-        }
     }
 }
 
@@ -253,6 +240,12 @@ impl Grown<'_> {
         self.holder.is_some_and(|holder| holder.signs.has(sign))
     }
 
+    /// Whether the driver or a library handed it out, and neither PyTorch nor JAX.
+    #[must_use]
+    pub fn is_of_driver(&self) -> bool {
+        self.account().is_some_and(|account| !matches!(account, Account::Blocks | Account::Buffers))
+    }
+
     /// In which books it grows.
     #[must_use]
     pub fn account(&self) -> Option<Account> {
@@ -268,18 +261,6 @@ pub(super) fn called_at(site: &str, holder: Option<&Holder>) -> String {
     // `train.py:14` of `main (/job/train.py:14)`.
     let short = caller.trim_end_matches(')').rsplit(['/', '(']).next().unwrap_or_default();
     if is_known { site.to_owned() } else { format!("{site}, called at {short}") }
-}
-
-/// How sure it is that a line grows: of the statement that is made.
-fn sure(site: &GrowingSite) -> String {
-    let confidence = above(site.confidence);
-    match &site.repeated {
-        Some(repeated) if repeated.left < 7 => {
-            let n = count(repeated.left);
-            format!("{confidence}: {n} repetitions, and each left more; a longer run would confirm it")
-        }
-        Some(_) | None => format!("{confidence}: it rises steadily after the warm-up"),
-    }
 }
 
 /// A probability, rounded down: what is not certain is never shown as 100 %.

@@ -16,7 +16,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Kept,
     needs: "several private pools that one line captured graphs into, one each, and that keep memory",
     against: "graphs that share a pool",
-    claims: None,
     find,
 };
 

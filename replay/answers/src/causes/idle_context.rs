@@ -12,7 +12,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Kept,
     needs: "a context on a device where nothing was asked for, beside a device that is used",
     against: "any allocation there",
-    claims: None,
     find,
 };
 

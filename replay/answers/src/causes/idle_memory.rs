@@ -8,7 +8,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Kept,
     needs: "a fifth of the peak at least that a function made and ran a model beside, and that stayed long after its last call",
     against: "captured graphs, which use memory without asking for any; calls of the function later on",
-    claims: None,
     find,
 };
 

@@ -18,7 +18,6 @@ pub(super) const CAUSE: Cause = Cause {
     needs: "a line whose sizes only rise, and of which two sizes in a row are held together at the peak, or for which segments were bought \
             although as much was free",
     against: "sizes that also fall, and a cache that is written in place",
-    claims: None,
     find,
 };
 

@@ -11,7 +11,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Beyond,
     needs: "a request of PyTorch's that failed although the device had room for it, while nothing grows",
     against: "a driver that refused, growth up to the limit, or a setting of the allocator with which it fits",
-    claims: None,
     find,
 };
 

@@ -12,7 +12,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Beyond,
     needs: "managed memory and memory of the device that together were more than the card has",
     against: "managed memory that fits",
-    claims: None,
     find,
 };
 

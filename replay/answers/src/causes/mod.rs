@@ -14,40 +14,24 @@ use gputrace_report::model::Value;
 mod abandoned_pools;
 mod activations_beyond_card;
 mod another_pool;
-mod autocast_cache;
-mod cached_plans;
 mod caught_errors;
-mod checkpoint_on_gpu;
-mod collected_results;
-mod copied_weights;
-mod ddp_buckets;
 mod dense_embedding;
-mod double_backward;
-mod driver_memory_kept;
 mod emptied_cache;
 pub(crate) mod external_fragmentation;
 pub mod facts;
-mod foreach_optimizer;
-mod forward_hooks;
 mod graph_per_shape;
+mod growth;
+pub(crate) mod holdings;
 mod idle_context;
 mod idle_memory;
-mod jax_outputs;
 mod joined_anew;
-mod kept_results;
-mod kept_with_graph;
 mod limit;
 mod managed_beyond_card;
 mod neighbours;
 mod not_donated;
 mod one_request;
-mod one_temporary;
-mod optimizer_state;
-mod partial_checkpointing;
 mod pinned_rounded;
 mod reference_cycles;
-mod reloaded_models;
-mod resident_data;
 mod starved_library;
 mod streams_made_anew;
 mod taken_in_advance;
@@ -62,41 +46,25 @@ pub const CAUSES: &[Cause] = &[
     abandoned_pools::CAUSE,
     activations_beyond_card::CAUSE,
     another_pool::CAUSE,
-    autocast_cache::CAUSE,
-    cached_plans::CAUSE,
+    another_pool::IDLE,
     caught_errors::CAUSE,
-    checkpoint_on_gpu::CAUSE,
-    collected_results::CAUSE,
-    copied_weights::CAUSE,
-    ddp_buckets::CAUSE,
     dense_embedding::CAUSE,
-    double_backward::CAUSE,
-    driver_memory_kept::CAUSE,
     emptied_cache::CAUSE,
     external_fragmentation::CAUSE,
-    foreach_optimizer::CAUSE,
-    forward_hooks::CAUSE,
     graph_per_shape::CAUSE,
     idle_context::CAUSE,
     idle_memory::CAUSE,
-    jax_outputs::CAUSE,
     joined_anew::CAUSE,
-    kept_results::CAUSE,
-    kept_with_graph::CAUSE,
     limit::CAUSE,
     managed_beyond_card::CAUSE,
     neighbours::CAUSE,
     not_donated::CAUSE,
     one_request::CAUSE,
-    one_temporary::CAUSE,
-    optimizer_state::CAUSE,
-    partial_checkpointing::CAUSE,
     pinned_rounded::CAUSE,
     reference_cycles::CAUSE,
-    reloaded_models::CAUSE,
-    resident_data::CAUSE,
     starved_library::CAUSE,
     streams_made_anew::CAUSE,
+    streams_made_anew::IDLE,
     taken_in_advance::CAUSE,
     uneven_devices::CAUSE,
     upcast_logits::CAUSE,
@@ -122,6 +90,8 @@ pub enum Kind {
     Elsewhere,
     /// Nothing fails, and the peak is higher than it needs to be.
     Peak,
+    /// Nothing is wrong, and the peak could be lower.
+    Spare,
     /// Memory was given back only to be bought again: it costs time.
     Churned,
 }
@@ -139,6 +109,7 @@ impl Kind {
             Kind::Beyond => ("beyond", "more than the card has"),
             Kind::Elsewhere => ("elsewhere", "others hold the memory"),
             Kind::Peak => ("peak", "the peak can be lower"),
+            Kind::Spare => ("nothing_wrong", "nothing is wrong; the peak could be lower"),
             Kind::Churned => ("churned", "memory was given back and bought again"),
         }
     }
@@ -154,8 +125,6 @@ pub struct Cause {
     pub needs: &'static str,
     /// The facts that speak against it.
     pub against: &'static str,
-    /// Of what grows: whether the line that grows most is of this cause.
-    pub claims: Option<fn(&facts::Grown<'_>) -> bool>,
     /// The case that a process is of it.
     pub find: fn(&Facts<'_>) -> Option<Case>,
 }
@@ -195,36 +164,37 @@ impl Fix {
 /// What is wrong with a process, what explains most first. What grows comes before what was there once, as it has no peak, and what only
 /// costs time comes last.
 #[must_use]
-pub fn ranked(facts: &Facts<'_>) -> Vec<(&'static Cause, Case)> {
-    let mut all: Vec<(&'static Cause, Case)> =
-        CAUSES.iter().filter_map(|cause| Some((cause, (cause.find)(facts)?))).collect();
+pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
+    let of_causes = CAUSES.iter().filter_map(|cause| Some((cause, cause.kind, (cause.find)(facts)?)));
+    let mut all: Vec<Found> = of_causes.chain(growth::case(facts)).chain(holdings::cases(facts)).collect();
     let rank = |kind: Kind| match kind {
         Kind::Grew => 0,
         Kind::Churned => 2,
+        Kind::Spare => 3,
         _ => 1,
     };
-    all.sort_by_key(|(cause, case)| (rank(cause.kind), Reverse(case.bytes), cause.kind));
+    all.sort_by_key(|(_, kind, case)| (rank(*kind), Reverse(case.bytes), *kind));
     // What fills a limit says more than the limit.
     if all.len() > 1 {
-        all.retain(|(cause, _)| cause.name != limit::CAUSE.name);
+        all.retain(|(cause, ..)| cause.name != limit::CAUSE.name);
     }
     // What grows to the end comes first, unless something else holds more when a request fails, or several times as much.
-    let is_more = |(cause, case): &(&Cause, Case), grown: u64| {
-        let (is_failed, is_wasted) = (facts.failure.is_some(), cause.kind == Kind::Wasted);
-        match cause.kind {
+    let is_more = |(_, kind, case): &Found, grown: u64| {
+        let (is_failed, is_wasted) = (facts.failure.is_some(), *kind == Kind::Wasted);
+        match kind {
             Kind::Kept | Kind::Beyond if is_failed => case.bytes.0 > grown,
-            Kind::Grew | Kind::Churned => false,
+            Kind::Grew | Kind::Churned | Kind::Spare => false,
             _ => !is_wasted && case.bytes.0 > grown.saturating_mul(SEVERAL),
         }
     };
-    let grown = all.first().filter(|(cause, _)| cause.kind == Kind::Grew).map(|(_, case)| case.bytes.0);
+    let grown = all.first().filter(|(_, kind, _)| *kind == Kind::Grew).map(|(.., case)| case.bytes.0);
     if let Some(at) = grown.and_then(|grown| all.iter().position(|case| is_more(case, grown))) {
         all[..=at].rotate_right(1);
     }
     // Fragmentation at the line of another cause is what follows from that.
-    if let Some(at) = all.iter().position(|(cause, _)| cause.name == external_fragmentation::CAUSE.name) {
-        let explains = |(cause, case): &(&Cause, Case)| {
-            matches!(cause.kind, Kind::Kept | Kind::Peak) && is_of(&all[at].1.site, &case.site)
+    if let Some(at) = all.iter().position(|(cause, ..)| cause.name == external_fragmentation::CAUSE.name) {
+        let explains = |(_, kind, case): &Found| {
+            matches!(kind, Kind::Kept | Kind::Peak) && is_of(&all[at].2.site, &case.site)
         };
         if let Some(later) = all.iter().skip(at + 1).rposition(explains) {
             all[at..=at + 1 + later].rotate_left(1);
@@ -232,6 +202,9 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<(&'static Cause, Case)> {
     }
     all
 }
+
+/// A case, its cause, and what of the memory it is that goes wrong.
+pub type Found = (&'static Cause, Kind, Case);
 
 /// What is held is several times as much as what grew.
 const SEVERAL: u64 = 4;
@@ -243,12 +216,6 @@ fn is_of(a: &str, b: &str) -> bool {
         Some((function.to_owned(), place.rsplit_once(':')?.0.to_owned()))
     };
     function(a).is_some_and(|a| function(b) == Some(a))
-}
-
-/// The cause of what grows most: the one that claims it, else the one that needs least.
-fn claimant(grown: &facts::Grown<'_>) -> Option<&'static Cause> {
-    let claims = |cause: &&Cause| cause.claims.is_some_and(|claims| claims(grown));
-    CAUSES.iter().find(claims).or_else(|| CAUSES.iter().find(|cause| cause.name == kept_results::CAUSE.name))
 }
 
 #[cfg(test)]
@@ -266,7 +233,7 @@ mod tests {
             name.trim_end_matches(".rs").to_owned()
         });
         let files: BTreeSet<String> =
-            files.filter(|name| !matches!(name.as_str(), "mod" | "facts")).collect();
+            files.filter(|name| !matches!(name.as_str(), "mod" | "facts" | "growth" | "holdings")).collect();
         let table = std::fs::read_to_string(folder.join("mod.rs")).expect("the table");
         let lines = table.lines().filter_map(|line| line.trim().strip_suffix("::CAUSE,")).map(str::to_owned);
         assert_eq!(lines.collect::<BTreeSet<_>>(), files);

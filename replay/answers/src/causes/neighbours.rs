@@ -14,7 +14,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Elsewhere,
     needs: "a request that the device had no room for, while others held a quarter of it and more than was asked for",
     against: "a limit of PyTorch's own",
-    claims: None,
     find,
 };
 

@@ -10,7 +10,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Peak,
     needs: "a function that runs again and again, whose outputs are as large as nine tenths of its arguments, and take the memory of none",
     against: "donated arguments, and outputs that are small beside what the process holds",
-    claims: None,
     find,
 };
 

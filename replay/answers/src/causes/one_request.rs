@@ -4,7 +4,6 @@ use gputrace_schemas::event::Bytes;
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::Holder;
-use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
 
 /// A tensor is repeated at most so many times: larger multiples are by chance.
@@ -15,7 +14,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Beyond,
     needs: "a request that failed, of more than half of the device, and that with what was in use is more than the device",
     against: "more in use than was asked for, or enough on the device for both",
-    claims: None,
     find,
 };
 
@@ -27,7 +25,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         Failure::Torch(_, error) => {
             (error.site, error.device.map(|(_, total)| total).or(known), error.allocated)
         }
-        Failure::Jax(_, error) => (user_line(facts, asked, error.site), known, Bytes(0)),
+        Failure::Jax(_, error) => (facts.jax_line(error), known, Bytes(0)),
         Failure::Refused(refused) => (refused.site, known, refused.tracked),
     };
     let total = total?;
@@ -69,15 +67,6 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         fix: Fix::words(fix, ""),
         verb: "oom",
     })
-}
-
-/// The line that launched what makes so much first: PJRT finds out later, in threads of its own.
-fn user_line(facts: &Facts<'_>, asked: Bytes, site: SiteId) -> SiteId {
-    let executables = facts.story.ledger.executables().iter();
-    // What PJRT says is rounded.
-    let is_as_large = |outputs: Bytes| outputs.0 >= asked.0 - asked.0 / 100;
-    let mut makers = executables.filter(|it| it.figures.outputs.is_some_and(is_as_large));
-    makers.find_map(|it| it.site).unwrap_or(site)
 }
 
 /// A block that the request is a whole number of times of: the largest.

@@ -14,7 +14,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Kept,
     needs: "a piece of pinned memory of PyTorch's of a GiB at least, whose size is a power of two, and more than the devices hold",
     against: "sizes that are no power of two, and pinned memory that is a small part",
-    claims: None,
     find,
 };
 

@@ -14,7 +14,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Kept,
     needs: "blocks that Python's collector gave back",
     against: "blocks that were given back by the program itself",
-    claims: None,
     find,
 };
 

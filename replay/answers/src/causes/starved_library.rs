@@ -8,7 +8,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Wasted,
     needs: "a request of another than PyTorch that was refused, and segments of PyTorch's without any live block that are as large",
     against: "segments that are in use",
-    claims: None,
     find,
 };
 

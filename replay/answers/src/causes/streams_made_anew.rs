@@ -9,12 +9,12 @@ use super::{Case, Cause, Facts, Fix, Kind};
 use gputrace_analyse::lifetimes::StreamUse;
 use gputrace_report::sections::cache;
 use gputrace_trace::ledger::SiteId;
-use gputrace_trace::words::{bytes, count};
+use gputrace_trace::words::{bytes, count, time};
 
 /// Fewer streams than this are a program's own few.
 const LEAST_STREAMS: usize = 4;
 /// As many as this are made anew, even where each is used to the end.
-const MANY_STREAMS: usize = 16;
+pub(super) const MANY_STREAMS: usize = 16;
 /// A stream is left behind if nothing was asked for on it in this part of the run, at the end.
 const LATE: f64 = 0.1;
 
@@ -23,9 +23,57 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Wasted,
     needs: "several streams on which one line asked for memory, one after the other, and which hold much less than was reserved for them",
     against: "streams that take turns to the end, and a reserve that is in use",
-    claims: None,
     find,
 };
+
+/// A few side streams that asked for nothing more, and whose free memory serves no other stream.
+pub(super) const IDLE: Cause = Cause {
+    name: "a side stream's idle cache",
+    kind: Kind::Spare,
+    needs: "side streams that asked for nothing in the last part of the run, whose blocks are gone, and which had a tenth of what was reserved",
+    against: "streams that take turns to the end, segments that went back to the driver, and a reserve that is in use",
+    find: idle,
+};
+
+fn idle(facts: &Facts<'_>) -> Option<Case> {
+    let late = late(facts);
+    let devices = cache::torches(facts.story).filter_map(|(ordinal, torch)| {
+        let lifetimes = facts.lifetimes?;
+        let of_device = lifetimes.streams.iter().filter(|used| used.device == ordinal);
+        let goes_on = of_device.clone().any(|used| used.until >= late);
+        let left: Vec<&StreamUse> = of_device.filter(|used| used.stream != 0 && used.until < late).collect();
+        let free: u64 = left.iter().map(|used| used.peak.0.saturating_sub(used.at_end.0)).sum();
+        // What is not reserved beyond what is in use is no waste.
+        let free = free.min(torch.reserved.now.0.saturating_sub(torch.allocated.now.0));
+        let most = left.into_iter().max_by_key(|used| used.peak)?;
+        (goes_on && free.saturating_mul(10) >= torch.reserved.peak.0 && free > 0).then_some((
+            ordinal,
+            Bytes(free),
+            most,
+        ))
+    });
+    let (ordinal, free, most) = devices.max_by_key(|(_, free, _)| *free)?;
+    // Many streams are another cause.
+    if facts.failure.is_some() || stranded(facts, ordinal).is_some() {
+        return None;
+    }
+    Some(Case {
+        what: format!(
+            "{}: {} stay reserved for a side stream that asked last at {}",
+            device(ordinal),
+            bytes(free),
+            time(facts.story.since_start(most.until))
+        ),
+        site: facts.site(most.site),
+        bytes: free,
+        sure: "certain: what is free on a stream serves only that stream".into(),
+        fix: Fix::words(
+            "`torch.cuda.empty_cache()` once after that work, or the same work on the main stream",
+            format!("gives back up to {}", bytes(free)),
+        ),
+        verb: "report --all",
+    })
+}
 
 /// What is free on streams that one line used one after the other, and how many these are.
 pub(super) fn stranded<'a>(facts: &Facts<'a>, ordinal: i16) -> Option<(Bytes, Vec<&'a StreamUse>)> {
@@ -37,11 +85,23 @@ pub(super) fn stranded<'a>(facts: &Facts<'a>, ordinal: i16) -> Option<(Bytes, Ve
     let free = |used: &StreamUse| used.peak.0.saturating_sub(used.at_end.0);
     let sum = |streams: &[&StreamUse]| streams.iter().map(|used| free(used)).sum::<u64>();
     let streams = by_site.into_values().max_by_key(|streams| sum(streams))?;
-    let (first, last) = (facts.story.ledger.first.unwrap_or_default(), facts.story.ledger.last);
-    let late = Nanos(last.0 - ((last.0 - first.0) as f64 * LATE) as u64);
+    let late = late(facts);
     // PyTorch hands out 32 streams in turn: who makes them anew in a long run comes back to each.
     let is_left = streams.len() >= MANY_STREAMS || streams.iter().any(|used| used.until < late);
     (streams.len() >= LEAST_STREAMS && is_left).then(|| (Bytes(sum(&streams)), streams))
+}
+
+/// When the last part of the run begins.
+fn late(facts: &Facts<'_>) -> Nanos {
+    let (first, last) = (facts.story.ledger.first.unwrap_or_default(), facts.story.ledger.last);
+    Nanos(last.0 - ((last.0 - first.0) as f64 * LATE) as u64)
+}
+
+/// Whether one of several streams was left behind: nothing was asked for on it in the last part of the run.
+pub(super) fn is_some_left(facts: &Facts<'_>, streams: &[Option<u64>]) -> bool {
+    let late = late(facts);
+    let used = facts.lifetimes.into_iter().flat_map(|it| &it.streams);
+    used.filter(|used| streams.contains(&Some(used.stream)) && used.stream != 0).any(|used| used.until < late)
 }
 
 fn find(facts: &Facts<'_>) -> Option<Case> {

@@ -11,7 +11,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Beyond,
     needs: "a request that failed while equal blocks that one line had asked for in one go were two fifths of what was held at least",
     against: "parameters, and what a model makes as it runs",
-    claims: None,
     find,
 };
 

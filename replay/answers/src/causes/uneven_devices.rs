@@ -12,7 +12,6 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Uneven,
     needs: "two devices that one process uses, and a line that held more on one of them",
     against: "caches, and what libraries take on each device",
-    claims: None,
     find,
 };
 

@@ -13,7 +13,6 @@ pub(super) const CAUSE: Cause = Cause {
     needs: "at the peak, two blocks of a model's code of which one was made after the other and is exactly twice as large, and which are two \
             fifths of all",
     against: "smaller ones, and layers that have several of them",
-    claims: None,
     find,
 };
 

@@ -2,8 +2,8 @@
 
 use gputrace_schemas::event::Bytes;
 
+use super::streams_made_anew::{MANY_STREAMS, is_some_left};
 use super::{Case, Cause, Facts, Fix, Kind};
-use crate::causes::facts::Grown;
 use gputrace_analyse::held::Sign;
 use gputrace_trace::words::{bytes, count};
 
@@ -14,14 +14,9 @@ pub(super) const CAUSE: Cause = Cause {
     name: "a workspace of cuBLAS for each stream",
     kind: Kind::Kept,
     needs: "blocks that PyTorch asked for as workspaces, on several streams",
-    against: "one or two streams, whose workspaces any program has",
-    claims: Some(claims),
+    against: "one or two streams, whose workspaces any program has; a few streams that take turns to the end",
     find,
 };
-
-fn claims(grown: &Grown<'_>) -> bool {
-    grown.has(Sign::Workspace) && grown.holder.is_some_and(|holder| holder.streams.len() >= LEAST_STREAMS)
-}
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_workspace = |holder: &gputrace_analyse::held::Holder| holder.signs.has(Sign::Workspace);
@@ -31,7 +26,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     streams.sort_unstable();
     streams.dedup();
     let n_blocks: u64 = facts.holders().filter(|it| is_workspace(it)).map(|it| it.blocks).sum();
-    (streams.len() >= LEAST_STREAMS && facts.is_much(held)).then(|| Case {
+    // A few that take turns to the end are a program's own.
+    let is_made_anew = streams.len() >= MANY_STREAMS || is_some_left(facts, &streams);
+    (streams.len() >= LEAST_STREAMS && is_made_anew && facts.is_much(held)).then(|| Case {
         what: format!(
             "{} are workspaces of cuBLAS: one for each of {} streams that the line below ran the model on, and each handle ({} blocks); they stay",
             bytes(held),

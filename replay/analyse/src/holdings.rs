@@ -1,0 +1,581 @@
+//! What was held at a moment, taken apart: every block belongs to one holding, and what the peak would be without it.
+//!
+//! A holding is a purpose (weights, a copy of them, activations, what one function makes and gives back, ...), and the program's own line.
+//! The purpose follows from the role of a block, from what its stack shows, and from the sizes of others. The peak without a holding is that
+//! of the same requests but those of the holding: the next-highest moment bounds what any remedy can save.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{Bytes, Nanos, StackId};
+use gputrace_sim::stacks::python_package;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::held::{HeldAt, Sign, Signs, SignsOf};
+use crate::lives::{Life, Lives};
+use crate::piles::{Course, Pile};
+use crate::roles::{Role, Roles};
+use gputrace_trace::Definitions;
+use gputrace_trace::backward::python_lines;
+use gputrace_trace::ledger::{Ledger, SiteId};
+
+/// Holdings of which it is computed what the peak would be without them.
+const MOST_TRIED: usize = 24;
+/// Smaller blocks say nothing about copies.
+const LEAST_WEIGHT: u64 = 1 << 16;
+/// Different sizes that a copy of weights has in common with them.
+const LEAST_SIZES: usize = 2;
+/// Lines inside of a model that a loop keeps blocks of: then it is the graph that keeps them, not a list of results.
+const LINES_OF_GRAPH: usize = 3;
+/// Turns of a loop of which blocks are held together.
+const LEAST_TURNS: u64 = 4;
+
+/// What memory is for, as far as remedies differ.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Purpose {
+    /// Weights that are trained, or that a model runs with.
+    Weights,
+    /// A second set of the weights.
+    Copy,
+    /// What a checkpoint was loaded into, beside the weights.
+    Loaded,
+    /// Weights that autocast converted.
+    Converted,
+    /// Gradients.
+    Gradients,
+    /// State of the optimizer.
+    State,
+    /// What an optimizer's step makes and gives back.
+    OptimizerTemporaries,
+    /// Made in the forward pass, and held for the backward pass.
+    Activations,
+    /// Scores of attention, of quadratic size.
+    Attention,
+    /// What one function makes and gives back.
+    Temporaries,
+    /// What the backward pass makes and gives back.
+    BackwardTemporaries,
+    /// What the program made outside of any model, and kept: inputs, data sets, buffers.
+    Data,
+    /// Results that a loop collects.
+    Collected,
+    /// What the steps of a loop keep for one backward pass, or for none.
+    GraphOfLoop,
+    /// Keys and values.
+    Cache,
+    /// Workspaces of libraries.
+    Workspaces,
+    /// Buckets of `DistributedDataParallel`.
+    Buckets,
+    /// From before the recording.
+    Before,
+    /// None of these.
+    Other,
+}
+
+/// A part of what was held.
+#[derive(Clone, Debug)]
+pub struct Holding {
+    /// What for.
+    pub purpose: Purpose,
+    /// The line that holds most of it.
+    pub site: SiteId,
+    /// The program's own lines outside of that one, innermost first, where others have the same line.
+    pub called: String,
+    /// How much.
+    pub bytes: Bytes,
+    /// In how many blocks.
+    pub blocks: u64,
+    /// The largest.
+    pub largest: Bytes,
+    /// What the stacks of its largest line show.
+    pub signs: Signs,
+    /// When the first of it was asked for.
+    pub since: Nanos,
+    /// The most that PyTorch's blocks held at any time without all that is like it; none where that was not computed.
+    pub without: Option<Bytes>,
+}
+
+/// To which holding a block belongs.
+type Key = (Purpose, u32);
+
+/// The blocks of a device, each with its holding.
+pub(crate) struct Partition<'a> {
+    lives: &'a Lives,
+    device: i16,
+    keys: Vec<Option<Key>>,
+    called: FxHashMap<Key, String>,
+    signs: Vec<Signs>,
+}
+
+impl<'a> Partition<'a> {
+    pub(crate) fn of(
+        lives: &'a Lives,
+        (roles, ledger): (&Roles, &Ledger),
+        signs: &mut SignsOf<'_>,
+        held: &HeldAt,
+        is_held: impl Fn(&Life) -> bool,
+    ) -> Partition<'a> {
+        let device = held.device;
+        let of_lives: Vec<Signs> = lives.list.iter().map(|life| signs.of(life)).collect();
+        let maker =
+            Maker { lives, roles, ledger, device, signs: &of_lives, definitions: signs.definitions() };
+        let (keys, called) = maker.keys(held, &is_held);
+        Partition { lives, device, keys, called, signs: of_lives }
+    }
+
+    /// All holdings of what `is_held` names, most first.
+    pub(crate) fn holdings(&self, is_held: impl Fn(&Life) -> bool) -> Vec<Holding> {
+        let mut found: BTreeMap<Key, (Holding, FxHashMap<SiteId, u64>)> = BTreeMap::new();
+        for (idx, life) in self.lives.list.iter().enumerate() {
+            let Some(key) = self.keys[idx].filter(|_| life.device == self.device && is_held(life)) else {
+                continue;
+            };
+            let (holding, sites) = found.entry(key).or_insert_with(|| {
+                let called = self.called.get(&key).cloned().unwrap_or_default();
+                (Holding::new(key.0, life, self.signs[idx], called), FxHashMap::default())
+            });
+            holding.bytes.0 += life.bytes.0;
+            holding.blocks += 1;
+            holding.largest = holding.largest.max(life.requested);
+            let of_site = sites.entry(life.site).or_default();
+            *of_site += life.bytes.0;
+            if *of_site >= sites.get(&holding.site).copied().unwrap_or(0) {
+                (holding.site, holding.signs) = (life.site, self.signs[idx]);
+            }
+        }
+        let mut all: Vec<(Key, Holding)> = found.into_iter().map(|(key, (it, _))| (key, it)).collect();
+        all.sort_by_key(|(key, holding)| (Reverse(holding.bytes), *key));
+        let tried: Vec<Key> = all.iter().take(MOST_TRIED).map(|(key, _)| *key).collect();
+        for ((_, holding), without) in all.iter_mut().zip(self.without(&tried)) {
+            holding.without = Some(without);
+        }
+        all.into_iter().map(|(_, holding)| holding).collect()
+    }
+
+    /// The most that the device's blocks held without those of each key: exact, for the same requests.
+    fn without(&self, tried: &[Key]) -> Vec<Bytes> {
+        let number: FxHashMap<Key, usize> = tried.iter().copied().zip(0..).collect();
+        let (mut held, mut own, mut most) = (0_u64, vec![0_u64; tried.len()], vec![0_u64; tried.len()]);
+        for (moment, idx) in (0_u32..).zip(self.lives.moments()) {
+            let Some(life) = self.lives.list.get(idx as usize).filter(|life| life.device == self.device)
+            else {
+                continue;
+            };
+            let is_born = life.born == moment;
+            let change =
+                |now: u64| if is_born { now + life.bytes.0 } else { now.saturating_sub(life.bytes.0) };
+            held = change(held);
+            if let Some(at) = self.keys[idx as usize].and_then(|key| number.get(&key)) {
+                own[*at] = change(own[*at]);
+            }
+            if is_born {
+                most.iter_mut()
+                    .zip(&own)
+                    .for_each(|(most, own)| *most = (*most).max(held.saturating_sub(*own)));
+            }
+        }
+        most.into_iter().map(Bytes).collect()
+    }
+}
+
+impl Holding {
+    fn new(purpose: Purpose, life: &Life, signs: Signs, called: String) -> Holding {
+        Holding {
+            purpose,
+            site: life.site,
+            called,
+            bytes: Bytes(0),
+            blocks: 0,
+            largest: Bytes(0),
+            signs,
+            since: life.since,
+            without: None,
+        }
+    }
+}
+
+struct Maker<'a> {
+    lives: &'a Lives,
+    roles: &'a Roles,
+    ledger: &'a Ledger,
+    device: i16,
+    signs: &'a [Signs],
+    definitions: &'a dyn Definitions,
+}
+
+/// Weights that were made by one line, by way of the same lines of the program.
+#[derive(Default)]
+struct Unit {
+    sizes: BTreeMap<u64, u64>,
+    born: u32,
+    signs: Signs,
+    is_held: bool,
+    /// Only its sizes could show that it is weights.
+    is_of_program: bool,
+}
+
+impl Maker<'_> {
+    fn role(&self, idx: usize) -> Option<Role> {
+        let first = self.roles.names.len() - Role::ALL.len();
+        let number = usize::from(self.roles.of_lives[idx]);
+        number.checked_sub(first).and_then(|number| Role::ALL.get(number)).copied()
+    }
+
+    fn keys(
+        &self,
+        held: &HeldAt,
+        is_held: &impl Fn(&Life) -> bool,
+    ) -> (Vec<Option<Key>>, FxHashMap<Key, String>) {
+        let mut paths: FxHashMap<StackId, (u32, String)> = FxHashMap::default();
+        let mut numbers: FxHashMap<String, u32> = FxHashMap::default();
+        let mut units: BTreeMap<u32, Unit> = BTreeMap::new();
+        let mut keys: Vec<Option<Key>> = vec![None; self.lives.list.len()];
+        let mut is_weight = vec![false; keys.len()];
+        for (idx, life) in self.own() {
+            let (number, _) = paths.entry(life.stack).or_insert_with(|| {
+                let path = own_path(self.definitions, life.stack);
+                let next = numbers.len() as u32;
+                (*numbers.entry(path.clone()).or_insert(next), path)
+            });
+            let is_of_program = self.is_of_program(idx);
+            if self.is_like_weights(idx) || is_of_program {
+                is_weight[idx] = !is_of_program;
+                let unit = units.entry(*number).or_insert_with(|| Unit {
+                    born: life.born,
+                    signs: self.signs[idx],
+                    is_of_program,
+                    ..Unit::default()
+                });
+                if is_held(life) {
+                    unit.is_held = true;
+                    *unit.sizes.entry(life.requested.0).or_default() += 1;
+                }
+            }
+        }
+        let copies = self.copies(&units);
+        let attention = self.attention();
+        let converted = self.converted(&units, is_held);
+        let is_lasting = |role: u16| {
+            let role = usize::from(role).checked_sub(self.roles.names.len() - Role::ALL.len());
+            let role = role.and_then(|role| Role::ALL.get(role));
+            matches!(
+                role,
+                Some(
+                    Role::Parameters
+                        | Role::Weights
+                        | Role::Gradients
+                        | Role::Optimizer
+                        | Role::Activations
+                        | Role::Workspaces
+                )
+            )
+        };
+        let loops = Loops::of(held, self.graphs_of_loops(is_held), is_lasting);
+        let mut functions: FxHashMap<(String, String), u32> = FxHashMap::default();
+        for (idx, life) in self.own() {
+            let path = paths.get(&life.stack).map_or(0, |(number, _)| *number);
+            let mut function = || {
+                let site = self.ledger.sites.site(life.site);
+                let name = site.map_or_else(Default::default, |it| (it.function.clone(), it.file.clone()));
+                let next = functions.len() as u32;
+                *functions.entry(name).or_insert(next)
+            };
+            let signs = self.signs[idx];
+            let is_in_attention = attention.contains(&life.requested.0)
+                && (signs.has(Sign::Attention) || signs.has(Sign::Backward));
+            let copy = copies.get(&path).filter(|_| is_weight[idx] || self.is_of_program(idx));
+            keys[idx] = Some(if is_weight[idx] || copy.is_some() {
+                copy.map_or((Purpose::Weights, 0), |purpose| (*purpose, path))
+            } else if converted.contains(&life.requested.0) && signs.has(Sign::Forward) {
+                (Purpose::Converted, 0)
+            } else if let Some(purpose) = loops.by_stack.get(&life.stack) {
+                (*purpose, 0)
+            } else if is_in_attention && !matches!(self.role(idx), Some(Role::Gradients)) {
+                (Purpose::Attention, 0)
+            } else {
+                match self.purpose(idx) {
+                    purpose @ Purpose::Temporaries => (purpose, function()),
+                    purpose @ Purpose::Data => (purpose, life.site.0),
+                    purpose => (purpose, 0),
+                }
+            });
+        }
+        let called = |(path, purpose): (&u32, &Purpose)| {
+            let (_, text) = paths.values().find(|(number, _)| number == path)?;
+            Some(((*purpose, *path), text.clone()))
+        };
+        let collected = ((Purpose::Collected, 0), loops.looped_at.clone());
+        let called = copies.iter().filter_map(called).chain([collected]).collect();
+        (keys, called)
+    }
+
+    fn own(&self) -> impl Iterator<Item = (usize, &Life)> {
+        self.lives.list.iter().enumerate().filter(|(_, life)| life.device == self.device)
+    }
+
+    /// Made where weights are made, or of their kind.
+    fn is_like_weights(&self, idx: usize) -> bool {
+        let signs = self.signs[idx];
+        let is_other = [
+            Sign::Backward,
+            Sign::Optimizer,
+            Sign::Forward,
+            Sign::Functional,
+            Sign::Workspace,
+            Sign::Buckets,
+        ]
+        .into_iter()
+        .any(|sign| signs.has(sign));
+        let is_made = [Sign::Model, Sign::Load, Sign::Copy].into_iter().any(|sign| signs.has(sign));
+        let role = self.role(idx);
+        let is_kept = !matches!(role, Some(Role::Temporaries | Role::Serving | Role::Before | Role::KvCache));
+        !is_other && is_kept && (is_made || matches!(role, Some(Role::Parameters | Role::Weights)))
+    }
+
+    /// Made by a line of the program outside of any model, and kept: only its sizes can show that it is a copy.
+    fn is_of_program(&self, idx: usize) -> bool {
+        let signs = self.signs[idx];
+        let is_kept = matches!(self.role(idx), Some(Role::Kept | Role::Unknown | Role::Activations));
+        let is_in_model = [Sign::Forward, Sign::Functional, Sign::Backward, Sign::Optimizer, Sign::Workspace]
+            .into_iter()
+            .any(|sign| signs.has(sign));
+        is_kept && !is_in_model && !self.is_like_weights(idx)
+    }
+
+    /// Units that have the sizes of weights that others hold, and no gradients of their own.
+    fn copies(&self, units: &BTreeMap<u32, Unit>) -> BTreeMap<u32, Purpose> {
+        let trained = self.trained();
+        let mut order: Vec<(&u32, &Unit)> = units.iter().filter(|(_, unit)| unit.is_held).collect();
+        order.sort_by_key(|(_, unit)| {
+            (
+                unit.is_of_program,
+                unit.signs.has(Sign::Copy),
+                unit.signs.has(Sign::Load),
+                !unit.signs.has(Sign::Model),
+                unit.born,
+            )
+        });
+        let (mut seen, mut copies): (BTreeMap<u64, u64>, BTreeMap<u32, Purpose>) = Default::default();
+        for (path, unit) in order {
+            let large = || unit.sizes.iter().filter(|(size, _)| **size >= LEAST_WEIGHT);
+            let all: u64 = large().map(|(size, n)| size * n).sum();
+            let there = |size: &u64| seen.get(size).copied().unwrap_or(0);
+            let matched: u64 = large().map(|(size, n)| size * n.min(&there(size))).sum();
+            let n_sizes = large().filter(|(size, _)| there(size) > 0).count();
+            let is_trained =
+                large().all(|(size, n)| trained.get(size).is_some_and(|trained| *trained >= there(size) + n));
+            let is_much = match unit.signs.has(Sign::Load) {
+                // A checkpoint has the state of the optimizer, too.
+                true => matched.saturating_mul(4) >= all,
+                false => matched.saturating_mul(5) >= all.saturating_mul(4),
+            };
+            let is_known = unit.signs.has(Sign::Copy) || unit.signs.has(Sign::Load);
+            let is_copy =
+                all > 0 && is_much && !is_trained && (n_sizes >= LEAST_SIZES || is_known && n_sizes > 0);
+            match (is_copy, unit.signs.has(Sign::Load)) {
+                (true, true) => _ = copies.insert(*path, Purpose::Loaded),
+                (true, false) => _ = copies.insert(*path, Purpose::Copy),
+                (false, _) if unit.is_of_program => {}
+                (false, _) => unit.sizes.iter().for_each(|(size, n)| *seen.entry(*size).or_default() += n),
+            }
+        }
+        copies
+    }
+
+    /// How many tensors of each size are trained: as many as have had gradients at one time, times the optimizers that made state for them, one
+    /// after the other.
+    fn trained(&self) -> BTreeMap<u64, u64> {
+        let mut now: FxHashMap<u64, u64> = FxHashMap::default();
+        let mut most: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut made: FxHashMap<u64, (u64, u32)> = FxHashMap::default();
+        let mut n_passes = 1_u32;
+        let mut in_backward = false;
+        for (moment, idx) in (0_u32..).zip(self.lives.moments()) {
+            let Some(life) = self.lives.list.get(idx as usize).filter(|life| life.device == self.device)
+            else {
+                continue;
+            };
+            let (is_born, is_backward) = (life.born == moment, self.signs[idx as usize].has(Sign::Backward));
+            if is_born {
+                n_passes += u32::from(is_backward && !in_backward);
+                in_backward = is_backward;
+            }
+            match self.role(idx as usize) {
+                Some(Role::Gradients) => {
+                    let now = now.entry(life.requested.0).or_default();
+                    *now = if is_born { *now + 1 } else { now.saturating_sub(1) };
+                    let most = most.entry(life.requested.0).or_default();
+                    *most = (*most).max(*now);
+                }
+                Some(Role::Optimizer) if is_born => {
+                    let (n, last) = made.entry(life.requested.0).or_default();
+                    (*n, *last) = (*n + u64::from(*last != n_passes), n_passes);
+                }
+                _ => {}
+            }
+        }
+        for (size, most) in &mut most {
+            *most *= made.get(size).map_or(1, |(n, _)| *n).max(1);
+        }
+        most
+    }
+
+    /// Sizes of the scores of attention: twice as large at least as what goes in, which there are three of.
+    fn attention(&self) -> FxHashSet<u64> {
+        let mut sizes: BTreeMap<u64, (u64, u32)> = BTreeMap::new();
+        for (idx, life) in self.own() {
+            let signs = self.signs[idx];
+            if signs.has(Sign::Attention) && !signs.has(Sign::Backward) && !self.is_like_weights(idx) {
+                sizes.entry(life.requested.0).or_insert((0, life.born)).0 += 1;
+            }
+        }
+        let Some((&most, &(n_most, first))) = sizes.last_key_value() else { return FxHashSet::default() };
+        // What goes in comes before, and is at least as often.
+        let is_input = |size: u64, n: u64, born: u32| {
+            size >= LEAST_WEIGHT && size * 2 <= most && n >= n_most.max(3) && born < first
+        };
+        let inputs = sizes.iter().filter(|(size, (n, born))| is_input(**size, *n, *born));
+        let Some(input) = inputs.map(|(size, _)| *size).next_back() else { return FxHashSet::default() };
+        // In half the width, and as a mask.
+        [most, most / 2, most / 4]
+            .into_iter()
+            .filter(|size| *size > input && sizes.contains_key(size))
+            .collect()
+    }
+
+    /// Half the sizes of weights, where the model makes blocks of most of them as it runs and no backward pass needs them.
+    fn converted(&self, units: &BTreeMap<u32, Unit>, is_held: &impl Fn(&Life) -> bool) -> FxHashSet<u64> {
+        if self.roles.n_passes.get(&self.device).copied().unwrap_or(0) > 0 {
+            return FxHashSet::default();
+        }
+        let mut made: BTreeMap<u64, u64> = BTreeMap::new();
+        let in_model = |idx: usize| self.signs[idx].has(Sign::Forward) && !self.signs[idx].has(Sign::Model);
+        for (_, life) in self.own().filter(|(idx, life)| in_model(*idx) && is_held(life)) {
+            *made.entry(life.requested.0).or_default() += 1;
+        }
+        let mut weights: BTreeMap<u64, u64> = BTreeMap::new();
+        for (size, n) in units.values().filter(|unit| !unit.is_of_program).flat_map(|unit| &unit.sizes) {
+            *weights.entry(*size).or_default() += n;
+        }
+        // About as many copies as there are weights of the size.
+        let is_copied = |(size, n): &(&u64, &u64)| {
+            **size >= LEAST_WEIGHT && made.get(&(**size / 2)).is_some_and(|made| made * 4 <= *n * 5 + 8)
+        };
+        weights.iter().filter(is_copied).map(|(size, _)| size / 2).collect()
+    }
+
+    /// Stacks of a model that a loop calls again and again, and of which every line keeps a block for each call: what autograd saved.
+    fn graphs_of_loops(&self, is_held: &impl Fn(&Life) -> bool) -> FxHashSet<StackId> {
+        let mut held: BTreeMap<StackId, u64> = BTreeMap::new();
+        for (idx, life) in self.own().filter(|(_, life)| is_held(life)) {
+            let signs = self.signs[idx];
+            let is_role = matches!(
+                self.role(idx),
+                Some(Role::Activations | Role::Serving | Role::Unknown | Role::Kept)
+            );
+            if is_role
+                && signs.has(Sign::Forward)
+                && !signs.has(Sign::Backward)
+                && !signs.has(Sign::Workspace)
+            {
+                *held.entry(life.stack).or_default() += 1;
+            }
+        }
+        // By the line that calls the outermost model: the lines of that model, and how often each stack is held.
+        let mut by_caller: BTreeMap<String, Vec<(String, StackId, u64)>> = BTreeMap::new();
+        for (stack, n) in held {
+            if let Some((caller, line)) = model_line(self.definitions, stack) {
+                by_caller.entry(caller).or_default().push((line, stack, n));
+            }
+        }
+        let is_looped = |stacks: &Vec<(String, StackId, u64)>| {
+            let lines: FxHashSet<&String> = stacks.iter().map(|(line, ..)| line).collect();
+            // The backward pass may have given some of them back already.
+            lines.len() >= LINES_OF_GRAPH && stacks.iter().all(|(.., n)| *n >= LEAST_TURNS)
+        };
+        let looped = by_caller.into_values().filter(is_looped).flatten();
+        looped.map(|(_, stack, _)| stack).collect()
+    }
+
+    fn purpose(&self, idx: usize) -> Purpose {
+        let (signs, role) = (self.signs[idx], self.role(idx));
+        // A gradient may be of that size.
+        if role == Some(Role::Workspaces) || signs.has(Sign::Workspace) && !signs.has(Sign::Backward) {
+            return Purpose::Workspaces;
+        }
+        if signs.has(Sign::Buckets) {
+            return Purpose::Buckets;
+        }
+        if signs.has(Sign::Optimizer) {
+            let is_state = role == Some(Role::Optimizer) && !signs.has(Sign::Foreach);
+            return if is_state { Purpose::State } else { Purpose::OptimizerTemporaries };
+        }
+        if signs.has(Sign::Backward) {
+            let is_gradient = role == Some(Role::Gradients);
+            return if is_gradient { Purpose::Gradients } else { Purpose::BackwardTemporaries };
+        }
+        let is_in_model = signs.has(Sign::Forward) || signs.has(Sign::Functional);
+        match role {
+            Some(Role::Gradients) => Purpose::Gradients,
+            Some(Role::Optimizer) => Purpose::State,
+            Some(Role::Parameters | Role::Weights) => Purpose::Weights,
+            Some(Role::KvCache) => Purpose::Cache,
+            Some(Role::Before) => Purpose::Before,
+            Some(Role::Activations) => Purpose::Activations,
+            Some(Role::Temporaries | Role::Serving) => Purpose::Temporaries,
+            Some(Role::Workspaces) => Purpose::Workspaces,
+            Some(Role::Kept | Role::Unknown) | None if is_in_model => Purpose::Activations,
+            Some(Role::Kept | Role::Unknown) | None if signs.has(Sign::Own) => Purpose::Data,
+            Some(Role::Kept | Role::Unknown) | None => Purpose::Other,
+        }
+    }
+}
+
+/// What loops of the program keep, by stack.
+struct Loops {
+    by_stack: FxHashMap<StackId, Purpose>,
+    /// Where the loop is that collects most.
+    looped_at: String,
+}
+
+impl Loops {
+    fn of(held: &HeldAt, graphs: FxHashSet<StackId>, is_lasting: impl Fn(u16) -> bool) -> Loops {
+        let mut lines: FxHashMap<&str, FxHashSet<SiteId>> = FxHashMap::default();
+        let is_result = |pile: &&Pile| pile.course == Course::Collected && !is_lasting(pile.role);
+        let piles = || held.piles.iter().filter(is_result);
+        for pile in piles().filter(|pile| pile.is_in_model) {
+            lines.entry(&pile.looped_at).or_default().insert(pile.site);
+        }
+        let purpose = |looped_at: &str| match lines.get(looped_at).map_or(0, FxHashSet::len) {
+            LINES_OF_GRAPH.. => Purpose::GraphOfLoop,
+            _ => Purpose::Collected,
+        };
+        let graphs = graphs.into_iter().map(|stack| (stack, Purpose::GraphOfLoop));
+        let looped_at = piles().next().map_or_else(String::new, |pile| pile.looped_at.clone());
+        let by_stack = piles().map(|pile| (pile.stack, purpose(&pile.looped_at))).chain(graphs);
+        Loops { by_stack: by_stack.collect(), looped_at }
+    }
+}
+
+/// The program's lines outside of the outermost model of a stack, and the line of that model.
+fn model_line(definitions: &dyn Definitions, id: StackId) -> Option<(String, String)> {
+    let mut lines: Vec<(&str, &str, u32)> = python_lines(definitions, definitions.stack(id)?).collect();
+    lines.reverse();
+    let is_call = |(function, file, _): &(&str, &str, u32)| {
+        file.ends_with("/torch/nn/modules/module.py") && function.ends_with("_call_impl")
+    };
+    let outermost = lines.iter().position(is_call)?;
+    let (_, file, line) = lines[outermost..].iter().find(|line| !is_call(line))?;
+    let own = lines[..outermost].iter().filter(|(_, file, _)| python_package(file).is_none());
+    let own: Vec<String> = own.map(|(function, file, line)| format!("{function} ({file}:{line})")).collect();
+    Some((own.join(", "), format!("{file}:{line}")))
+}
+
+/// The program's own lines of a stack, innermost first.
+fn own_path(definitions: &dyn Definitions, id: StackId) -> String {
+    let Some(stack) = definitions.stack(id) else { return String::new() };
+    let own = python_lines(definitions, stack).filter(|(_, file, _)| python_package(file).is_none());
+    let own: Vec<String> = own.map(|(function, file, line)| format!("{function} ({file}:{line})")).collect();
+    own.join(", called from ")
+}

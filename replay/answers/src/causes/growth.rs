@@ -1,0 +1,313 @@
+//! Memory that is left again and again, and what keeps it.
+//!
+//! A trace has the line that made it, the lines around that one, lifetimes and sizes, and not the reference that keeps it. Each keeper has
+//! one row here, with the facts that point to it. Where several could be meant, the row names them and says what decides.
+
+use gputrace_schemas::event::Bytes;
+
+use super::facts::{Grown, above, called_at};
+use super::{Case, Cause, Facts, Fix, Found, Kind};
+use crate::leaks::{self, GrowingSite};
+use gputrace_analyse::held::{Holder, Sign};
+use gputrace_analyse::repetition::By;
+use gputrace_trace::ledger::{Account, MemoryKind};
+use gputrace_trace::words::{bytes, count};
+
+/// Sizes of a line of which each is larger than those before are a tensor that is joined anew.
+const RISING: u64 = 8;
+/// So many blocks of a line at least show whether their sizes differ.
+const LEAST_BLOCKS: u64 = 4;
+
+/// What keeps memory.
+struct Keeper {
+    cause: Cause,
+    claims: fn(&Facts<'_>, &Grown<'_>) -> bool,
+    /// The facts that point to it, in a few words.
+    why: &'static str,
+    fix: &'static str,
+}
+
+const fn cause(name: &'static str, needs: &'static str, against: &'static str) -> Cause {
+    Cause { name, kind: Kind::Grew, needs, against, find: |_| None }
+}
+
+const KEEPERS: &[Keeper] = &[
+    Keeper {
+        cause: cause(
+            "work areas of FFT plans kept in the plan cache",
+            "memory that cuFFT asked for, or a line that calls an FFT asked for outside of any model, is left each time",
+            "arrays that the program keeps",
+        ),
+        claims: |_, grown| {
+            let named = &grown.site.named;
+            let is_fft =
+                ["_exec_fft", "get_fft_plan", "_fft_c2c", "in fft", "in rfft", "in irfft", "in stft"];
+            let calls = is_fft.iter().any(|name| named.site.contains(name));
+            !grown.has(Sign::Backward) && (named.owner == "cuFFT" || named.owner != "PyTorch block" && calls)
+        },
+        why: "cuFFT asked for it",
+        fix: "each new length makes a plan: `cupy.fft.config.get_plan_cache().set_size(0)`, `torch.backends.cuda.cufft_plan_cache.max_size = 1`, or pad",
+    },
+    Keeper {
+        cause: cause(
+            "memory never freed",
+            "what a line got from the driver, a library's heap or another process is left each time",
+            "PyTorch's or JAX's own memory, which a cache keeps",
+        ),
+        claims: |_, grown| {
+            grown.account().is_some_and(|account| !matches!(account, Account::Blocks | Account::Buffers))
+        },
+        why: "",
+        // `given_back` says more.
+        fix: "give back what is asked for there",
+    },
+    Keeper {
+        cause: cause(
+            "outputs of JAX kept by the caller",
+            "buffers of JAX that one line makes are left each time",
+            "buffers that are donated or deleted",
+        ),
+        claims: |_, grown| grown.account() == Some(Account::Buffers),
+        why: "",
+        fix: "the caller keeps each result on the GPU: keep `float(x)` or `jax.device_get(x)`, or donate the old one (`donate_argnums`)",
+    },
+    Keeper {
+        cause: cause(
+            "history kept by an optimizer",
+            "what an optimizer's code makes is left in several steps",
+            "state that is made once",
+        ),
+        claims: |_, grown| grown.has(Sign::Optimizer),
+        why: "its own code made it",
+        fix: "a smaller `LBFGS(history_size=...)`; else parameters are added each time, or optimizers made anew and the old ones kept",
+    },
+    Keeper {
+        cause: cause(
+            "copies of the weights kept",
+            "what `copy.deepcopy` made, or blocks of the sizes of the parameters, is left each time",
+            "parameters themselves, gradients, and the optimizer's state",
+        ),
+        claims: |_, grown| {
+            let is_made = [Sign::Backward, Sign::Forward, Sign::Load].into_iter().any(|sign| grown.has(sign));
+            !is_made && (grown.has(Sign::Copy) || grown.is_of_weights)
+        },
+        why: "the sizes of the weights",
+        fix: "keep only the best copy of the weights, on the CPU (`v.cpu()` of each) or on disk: `torch.save(model.state_dict(), path)`",
+    },
+    Keeper {
+        cause: cause(
+            "gradients kept, or their graph (`create_graph=True`)",
+            "what is made in the backward pass is left in several steps",
+            "gradients that are made once, or anew in each step",
+        ),
+        claims: |_, grown| grown.account() == Some(Account::Blocks) && grown.has(Sign::Backward),
+        why: "the backward pass made it",
+        fix: "after `backward(create_graph=True)` set `p.grad = None`, or use `torch.autograd.grad`; else a list keeps gradients: `.detach().cpu()`",
+    },
+    Keeper {
+        cause: cause(
+            "models loaded again, and the old ones kept",
+            "parameters that are put on the GPU in several rounds, with work in between, and stay",
+            "parameters that are made in one go",
+        ),
+        claims: |_, grown| grown.has(Sign::Model) || grown.has(Sign::Load),
+        why: "parameters, made several times",
+        fix: "something refers to the model before (callback, optimizer, closure): `del` it, or `.cpu()`, before the next is loaded",
+    },
+    Keeper {
+        cause: cause(
+            "tensors kept by a hook of a module",
+            "what a function of the program made, called by `Module.__call__` beside `forward`, is left each time",
+            "what the module's own `forward` makes",
+        ),
+        claims: |_, grown| grown.has(Sign::Hook),
+        why: "a function beside `forward` made it",
+        fix: "a hook keeps what it sees on the GPU: copy it (`.detach().cpu()`), or remove the hook (`handle.remove()`)",
+    },
+    Keeper {
+        cause: cause(
+            "a tensor that is joined anew, larger each time (`torch.cat`)",
+            "a line holds one or two blocks, and each of its sizes was larger than all before",
+            "blocks that pile up, and sizes that fall",
+        ),
+        claims: |_, grown| grown.holder.is_some_and(|it| it.rising_sizes >= RISING && it.blocks <= 2),
+        why: "one block at a time, each larger",
+        fix: "join once (`torch.cat(parts)`, with the parts on the CPU), or write into a tensor that was made for all",
+    },
+    Keeper {
+        cause: cause(
+            "outputs of one layer kept",
+            "of a model, one line alone leaves blocks, and what its other lines make is given back",
+            "several lines of a model that leave blocks, as autograd's graph does",
+        ),
+        claims: |facts, grown| {
+            grown.has(Sign::Forward)
+                && !grown.has(Sign::Functional)
+                && is_computed(grown)
+                && grown.all.len() == 1
+                && is_alone(facts, grown)
+        },
+        why: "nothing else does: no graph",
+        fix: "a list, attribute or forward hook keeps it, or a slice of it: keep `x.detach().cpu()`, or a clone of the part (`gc.get_referrers` decides)",
+    },
+    Keeper {
+        cause: cause(
+            "outputs or losses kept with their graph",
+            "what is made inside of a model, or by a library's function beside it, is left at each call",
+            "a hook, or a line of the program's own that makes it",
+        ),
+        claims: |_, grown| {
+            grown.account() == Some(Account::Blocks)
+                && (is_computed(grown) || grown.n_in_model > 0)
+                && !grown.has(Sign::Workspace)
+        },
+        why: "lines of the model leave it each call",
+        fix: "a list, total or attribute keeps the graph: keep `x.item()` or `x.detach().cpu()`, or evaluate under `torch.inference_mode()`",
+    },
+    Keeper {
+        cause: cause(
+            "a cache with the shape as its key",
+            "blocks of a line that are left are each of another size",
+            "equal sizes",
+        ),
+        claims: |_, grown| {
+            let is_by_shape =
+                |it: &Holder| it.blocks >= LEAST_BLOCKS && it.sizes.len() as u64 * 5 >= it.blocks * 4;
+            grown.account() == Some(Account::Blocks) && grown.holder.is_some_and(is_by_shape)
+        },
+        why: "each is of another size",
+        fix: "a dictionary or `functools.lru_cache` keeps one for each shape: bound it, slice one for the largest shape, or pad to a few shapes",
+    },
+    Keeper {
+        cause: cause(
+            "results kept",
+            "what a line made is left in at least three repetitions, to the last",
+            "what is made once, levels off, or is replaced",
+        ),
+        claims: |_, _| true,
+        why: "",
+        fix: "a list, dictionary or `functools.cache` keeps it, or a slice of it: `.detach().cpu()`, `.item()` or `del` (`gc.get_referrers` decides)",
+    },
+];
+
+fn is_computed(grown: &Grown<'_>) -> bool {
+    let is_made =
+        [Sign::Backward, Sign::Hook, Sign::Model, Sign::Load].into_iter().any(|sign| grown.has(sign));
+    !is_made && (grown.has(Sign::Forward) || grown.has(Sign::Functional))
+}
+
+/// Whether the line is the only one of a model that holds much of what was left.
+fn is_alone(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
+    let Some(own) = grown.holder else { return false };
+    let held = facts.lifetimes.into_iter().flat_map(|it| match facts.failure {
+        Some(_) => it.at_failure.iter(),
+        None => it.at_end.iter(),
+    });
+    let is_other = |holder: &&Holder| {
+        let is_in_model = holder.signs.has(Sign::Forward) || holder.signs.has(Sign::Functional);
+        is_in_model
+            && holder.site != own.site
+            && !holder.signs.has(Sign::Workspace)
+            && !holder.signs.has(Sign::Backward)
+    };
+    let turns = grown.site.repeated.as_ref().map_or(own.blocks, |repeated| repeated.left);
+    // Of the last turn, what the other lines made may still be there.
+    let is_left_too = |holder: &Holder| holder.blocks.saturating_mul(2) >= turns;
+    let mut others = held.flat_map(|held| &held.holders).filter(is_other);
+    own.blocks >= LEAST_BLOCKS && !others.any(is_left_too)
+}
+
+/// What grows most, if anything does.
+pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
+    let grown = facts.grown().filter(|grown| !facts.is_of_cycles(grown))?;
+    // A workspace for each stream has a cause of its own, and levels off.
+    if grown.has(Sign::Workspace) {
+        return None;
+    }
+    let keeper = KEEPERS.iter().find(|keeper| (keeper.claims)(facts, &grown))?;
+    let given_back = if grown.is_of_driver() { given_back(facts, &grown) } else { None };
+    let fix = given_back.unwrap_or_else(|| keeper.fix.to_owned());
+    Some((&keeper.cause, Kind::Grew, of(facts, &grown, keeper.why, fix)))
+}
+
+/// What gives back memory that the driver or a library handed out.
+fn given_back(facts: &Facts<'_>, grown: &Grown<'_>) -> Option<String> {
+    if grown.site.named.owner.starts_with("PyTorch") {
+        return Some("something refers to what is pinned there (`pin_memory`): `del` it, or pin one buffer and copy into it".into());
+    }
+    let place = grown.site.place?;
+    let object = facts
+        .story
+        .ledger
+        .live()
+        .find(|object| object.site == place.site && object.device == place.device)?;
+    let call = match object.kind {
+        MemoryKind::Linear | MemoryKind::Managed => "`cudaFree`",
+        MemoryKind::Async => "`cudaFreeAsync`",
+        MemoryKind::Virtual | MemoryKind::HostVirtual => "`cuMemUnmap` and `cuMemRelease`",
+        MemoryKind::Array => "`cudaFreeArray`",
+        MemoryKind::Graph => "a free node, or `cudaGraphExecDestroy`",
+        MemoryKind::Pinned => "`cudaFreeHost`",
+        MemoryKind::Registered => "`cudaHostUnregister`",
+        MemoryKind::Imported => {
+            "`cudaIpcCloseMemHandle`; a tensor that came through a queue stays mapped, and its owner cannot reuse it, until it is dropped here (`del`)"
+        }
+    };
+    Some(format!("give back what is asked for there: {call}"))
+}
+
+/// All that a line left, as far as that is known: what grew after the warm-up is less.
+fn left(site: &GrowingSite) -> Bytes {
+    site.repeated.as_ref().map_or(site.growth, |repeated| repeated.bytes.max(site.growth))
+}
+
+fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
+    let Grown { site, all, .. } = grown;
+    let each = site.repeated.as_ref().map(leaks::rate);
+    let each = each.or_else(|| site.per_step.map(|each| format!("{} each step", bytes(each))));
+    let each = each.map_or_else(String::new, |each| format!(": {each}"));
+    let sum = Bytes(all.iter().fold(0, |sum: u64, site| sum.saturating_add(left(site).0)));
+    let (others, together) = match all.len() {
+        0 | 1 => (String::new(), String::new()),
+        2 => ("; another line grows, too".to_owned(), format!(", {} in all", bytes(sum))),
+        n => (format!("; {} other lines grow, too", count(n as u64 - 1)), format!(", {} in all", bytes(sum))),
+    };
+    let here = if all.len() > 1 { format!(", {} of it here", bytes(left(site))) } else { String::new() };
+    let (what, worth) = match facts.failure {
+        Some(_) => (
+            format!("{} had grown until then{here}{each}{others}", bytes(sum)),
+            "no setting of the allocator mends it",
+        ),
+        None => {
+            let own = bytes(left(site));
+            (format!("this line's memory grew by {own} to the end{each}{others}{together}"), "")
+        }
+    };
+    let sure = match why {
+        "" => sure(site),
+        why => format!("{} that it grows; {why}", sure(site)),
+    };
+    Case {
+        what,
+        site: match site.repeated.as_ref().map(|repeated| &repeated.by) {
+            // The line that calls the model is named with the rate.
+            Some(By::Call(_)) => site.named.site.clone(),
+            Some(By::Round | By::Own) | None => called_at(&site.named.site, grown.holder),
+        },
+        bytes: sum,
+        sure,
+        fix: Fix::words(fix, worth),
+        verb: "leaks",
+    }
+}
+
+/// How sure it is that a line grows: of the statement that is made.
+fn sure(site: &GrowingSite) -> String {
+    let confidence = above(site.confidence);
+    match &site.repeated {
+        Some(repeated) if repeated.left < 7 => {
+            format!("{confidence} ({} repetitions, a longer run would confirm it)", count(repeated.left))
+        }
+        Some(_) | None => confidence,
+    }
+}
