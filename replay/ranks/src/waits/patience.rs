@@ -74,6 +74,8 @@ impl Waits<'_> {
                     self.alive_at(actor) - self.clocks.time(self.job.actors[actor].participant, *time);
                 quiet - unknown.max(0)
             }
+            // The first says nothing of what came before it: the second is due, or its recorder gets no processor.
+            Some(_) if participant.beats.len() == 1 => 0,
             _ => quiet,
         }
     }
