@@ -71,7 +71,7 @@ JOBS = {
     "spins": (1, "spin_for_ever"), "lock": (1, "hold_a_lock_twice"), "item": (1, "at_fault"), "exits": (1, "ended"),
     "saves": None, "evaluates": None, "compiles": None,
 }
-# A busy rank counts as a hang only after ten times HANG_AFTER.
+# A rank that keeps a processor busy is reported as hung only after ten times HANG_AFTER.
 HANG_AFTER, LASTS = 9, 170
 failed = []
 

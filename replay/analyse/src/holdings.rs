@@ -217,9 +217,13 @@ struct Unit {
 
 impl Maker<'_> {
     fn role(&self, idx: usize) -> Option<Role> {
+        self.numbered(self.roles.of_lives[idx])
+    }
+
+    /// The role with this number; `None` for a name that the program gave.
+    fn numbered(&self, number: u16) -> Option<Role> {
         let first = self.roles.names.len() - Role::ALL.len();
-        let number = usize::from(self.roles.of_lives[idx]);
-        number.checked_sub(first).and_then(|number| Role::ALL.get(number)).copied()
+        usize::from(number).checked_sub(first).and_then(|number| Role::ALL.get(number)).copied()
     }
 
     fn keys(
@@ -257,10 +261,8 @@ impl Maker<'_> {
         let attention = self.attention();
         let converted = self.converted(&units, is_held);
         let is_lasting = |role: u16| {
-            let role = usize::from(role).checked_sub(self.roles.names.len() - Role::ALL.len());
-            let role = role.and_then(|role| Role::ALL.get(role));
             matches!(
-                role,
+                self.numbered(role),
                 Some(
                     Role::Parameters
                         | Role::Weights
@@ -567,15 +569,18 @@ fn model_line(definitions: &dyn Definitions, id: StackId) -> Option<(String, Str
     };
     let outermost = lines.iter().position(is_call)?;
     let (_, file, line) = lines[outermost..].iter().find(|line| !is_call(line))?;
-    let own = lines[..outermost].iter().filter(|(_, file, _)| python_package(file).is_none());
-    let own: Vec<String> = own.map(|(function, file, line)| format!("{function} ({file}:{line})")).collect();
+    let own: Vec<String> = lines[..outermost].iter().copied().filter_map(own_line).collect();
     Some((own.join(", "), format!("{file}:{line}")))
 }
 
 /// The program's own lines of a stack, innermost first.
 fn own_path(definitions: &dyn Definitions, id: StackId) -> String {
     let Some(stack) = definitions.stack(id) else { return String::new() };
-    let own = python_lines(definitions, stack).filter(|(_, file, _)| python_package(file).is_none());
-    let own: Vec<String> = own.map(|(function, file, line)| format!("{function} ({file}:{line})")).collect();
+    let own: Vec<String> = python_lines(definitions, stack).filter_map(own_line).collect();
     own.join(", called from ")
+}
+
+/// A line in words, if it is of the program and not of a package.
+fn own_line((function, file, line): (&str, &str, u32)) -> Option<String> {
+    python_package(file).is_none().then(|| format!("{function} ({file}:{line})"))
 }

@@ -112,13 +112,16 @@ pub struct Remedy {
     pub confidence: Confidence,
 }
 
+/// How sure a setting is that serves all requests up to the error.
+pub(crate) const AS_FAR_AS_RECORDED: &str = "as far as recorded";
+
 impl Remedy {
     /// How sure it is, in a word. What a setting makes of the requests up to the error can be exact. Whether the program would have gone on
     /// is not in the trace: the step that failed has no end.
     #[must_use]
     pub fn sure(&self) -> &'static str {
         match (self.verdict, self.confidence) {
-            (Verdict::Fits, Confidence::Exact) => "as far as recorded",
+            (Verdict::Fits, Confidence::Exact) => AS_FAR_AS_RECORDED,
             (_, confidence) => confidence.name(),
         }
     }

@@ -17,7 +17,7 @@ use crate::causes::facts::device;
 use crate::causes::{Case, Cause, Facts, Failure, Fix, Found, holdings, ranked};
 use crate::leaks::RoseSite;
 use crate::postmortem::Postmortem;
-use crate::remedies::Verdict;
+use crate::remedies::{AS_FAR_AS_RECORDED, Verdict};
 use gputrace_analyse::growth::Course;
 use gputrace_analyse::story::{End, Story};
 use gputrace_report::history;
@@ -371,7 +371,7 @@ impl Evidence<'_> {
                 let worth = format!("{}: needs {}{before}", so_far(best.verdict), bytes(best.peak_reserved));
                 let what = Value::Command(format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options));
                 let how = match (best.verdict, best.confidence) {
-                    (Verdict::Fits, Confidence::Exact) => "as far as recorded",
+                    (Verdict::Fits, Confidence::Exact) => AS_FAR_AS_RECORDED,
                     (_, confidence) => in_words(confidence),
                 };
                 let sure = format!(

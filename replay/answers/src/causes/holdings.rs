@@ -1,8 +1,8 @@
 //! What was held, part by part, and what would make the peak lower: the answer wherever memory neither grows nor lies idle.
 //!
 //! A part is a holding (`analyse/src/holdings.rs`): a purpose and the program's line. Each purpose has one row here, with the remedy that
-//! removes it. The peak without a holding is computed: the same requests, replayed without those blocks. The next-highest moment bounds what
-//! the remedy saves. What a program needs has no row: [`needed`] says what it is, and what makes it smaller.
+//! removes it. The peak without a holding is computed: the bytes of all other blocks, added up over the run. The next-highest moment bounds
+//! what the remedy saves. What a program needs has no row: [`needed`] says what it is, and what makes it smaller.
 
 use gputrace_schemas::event::Bytes;
 
@@ -44,6 +44,21 @@ struct Remedy {
 
 const fn cause(name: &'static str, needs: &'static str, against: &'static str) -> Cause {
     Cause { name, kind: Kind::Beyond, needs, against, find: |_| None }
+}
+
+/// What the two rows of a loop's graph have in common: whether the program trains tells them apart.
+const GRAPH_NEEDS: &str =
+    "blocks that several lines of a model made in each turn of a loop, and that go all together";
+const GRAPH_AGAINST: &str = "results alone, which one or two lines make";
+const GRAPH_SURE: &str = "likely: several lines of the model left blocks in each turn";
+const GRAPH_FIX: &str = "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on; without training, run the \
+                         loop under `torch.inference_mode()`";
+
+fn graph_of_loop(it: &Holding) -> String {
+    format!(
+        "activations that the graph of a loop holds until it ends ({} blocks of several layers)",
+        count(it.blocks)
+    )
 }
 
 const REMEDIES: &[Remedy] = &[
@@ -113,43 +128,23 @@ const REMEDIES: &[Remedy] = &[
     },
     Remedy {
         purpose: Purpose::GraphOfLoop,
-        cause: cause(
-            "a loop's activations kept by its graph",
-            "blocks that several lines of a model made in each turn of a loop, and that go all together",
-            "results alone, which one or two lines make",
-        ),
+        cause: cause("a loop's activations kept by its graph", GRAPH_NEEDS, GRAPH_AGAINST),
         at_peak: Kind::Kept,
         least: 3,
         is: |facts, held, _| facts.growing().is_empty() && !trains(facts, held),
-        what: |it| {
-            format!(
-                "activations that the graph of a loop holds until it ends ({} blocks of several layers)",
-                count(it.blocks)
-            )
-        },
-        sure: "likely: several lines of the model left blocks in each turn",
-        fix: "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on; without training, run the loop under \
-              `torch.inference_mode()`",
+        what: graph_of_loop,
+        sure: GRAPH_SURE,
+        fix: GRAPH_FIX,
     },
     Remedy {
         purpose: Purpose::GraphOfLoop,
-        cause: cause(
-            "one graph for a whole loop",
-            "blocks that several lines of a model made in each turn of a loop, and that go all together",
-            "results alone, which one or two lines make",
-        ),
+        cause: cause("one graph for a whole loop", GRAPH_NEEDS, GRAPH_AGAINST),
         at_peak: Kind::Spare,
         least: 3,
         is: |facts, _, _| facts.growing().is_empty(),
-        what: |it| {
-            format!(
-                "activations that the graph of a loop holds until it ends ({} blocks of several layers)",
-                count(it.blocks)
-            )
-        },
-        sure: "certain: every line of the model keeps a block for each turn",
-        fix: "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on; without training, run the loop under \
-              `torch.inference_mode()`",
+        what: graph_of_loop,
+        sure: GRAPH_SURE,
+        fix: GRAPH_FIX,
     },
     Remedy {
         purpose: Purpose::Buckets,
@@ -163,7 +158,7 @@ const REMEDIES: &[Remedy] = &[
         is: |facts, held, it| {
             let of_backward =
                 |holder: &Holder| holder.signs.has(Sign::Backward) && facts.role(holder) == "gradients";
-            held.sum(of_backward).0.saturating_mul(2) >= it.bytes.0 / 2
+            held.sum(of_backward).0.saturating_mul(4) >= it.bytes.0
         },
         what: |_| "buckets in which DistributedDataParallel reduces gradients, beside these".into(),
         sure: "certain: DistributedDataParallel's own code made them, and the gradients are blocks of their own",
@@ -339,7 +334,7 @@ fn is_data(facts: &Facts<'_>, held: &HeldAt, it: &Holding) -> bool {
     let is_much = it.bytes.0.saturating_mul(MUCH.1) >= held.bytes.0.saturating_mul(MUCH.0);
     let total = facts.story.device(held.device).map_or(0, |device| device.total.0);
     let fills = facts.failure.is_none() || it.bytes.0.saturating_mul(5) >= total;
-    // Of a program that holds nothing else, there is no work that it could be moved for.
+    // If the program holds nothing else, moving the data would make room for nothing.
     let is_all = facts.failure.is_none() && held.holdings.len() < 2;
     is_much
         && !is_all

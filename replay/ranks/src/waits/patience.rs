@@ -74,7 +74,7 @@ impl Waits<'_> {
                     self.alive_at(actor) - self.clocks.time(self.job.actors[actor].participant, *time);
                 quiet - unknown.max(0)
             }
-            // The first says nothing of what came before it: the second is due, or its recorder gets no processor.
+            // The first heartbeat cannot say what the process used: that takes a second one.
             Some(_) if participant.beats.len() == 1 => 0,
             _ => quiet,
         }
@@ -85,7 +85,7 @@ impl Waits<'_> {
         let participant = self.participant(actor);
         let index = self.job.actors[actor].participant;
         let seen = self.clocks.time(index, participant.last_seen());
-        // The heartbeats of a machine that is overloaded are far apart: work of which some was done before the silence may have gone on in it.
+        // On an overloaded machine heartbeats are far apart: work that one of them shows may have gone on after the silence began.
         let busy =
             participant.beats.windows(2).rev().take_while(|pair| self.clocks.time(index, pair[1].0) > since);
         let busy = busy.into_iter().find(|pair| matches!(participant.work_in(pair), Work::Busy { .. }));
