@@ -5,7 +5,8 @@ FOLDER has `gputrace` and `examples/training`, which makes the trace (ten millio
 on 2 cores, are 5 s and 1 GiB for the report, 1 GiB for the replay of a trace and of a PyTorch snapshot with as many events, and 60 s
 for each export. `x summary` is the processor time against that of `gputrace summary`, which reads all events once and writes next
 to nothing. `predict` is of two runs of a million requests each, of which the larger asks for workspaces that the other does not; its
-goal is 2 s. WHAT is `replay` for the replays alone, and `predict` for predictions.
+goal is 2 s. Rows named after `steady`, `changing` and `random` steps are of 1, 3 and 10 million events; their
+`x summary` is against a summary of the same trace. WHAT is `replay` for the replays alone, and `predict` for predictions.
 """
 import heapq, os, re, struct, subprocess, sys, tempfile, time
 
@@ -27,6 +28,7 @@ def main():
             measure("predict", [gputrace, "predict", *(f"batch={batch}:{path}" for batch, path in runs), "--at", "batch=32"], os.path.join(work, "out"), least)
             if sys.argv[3:] == ["predict"]:
                 return
+        steps(folder, work, gputrace)
         whole = os.path.join(work, "whole.gtr")
         subprocess.run([os.path.join(folder, "examples/training"), whole, n_events, "whole"], check=True, stdout=subprocess.DEVNULL)
         measure("replay", [gputrace, "replay", whole], os.path.join(work, "out"), least)
@@ -40,6 +42,19 @@ def main():
         for name in formats(gputrace):
             command = [gputrace, "export", "--format", name, trace]
             measure(f"export {name}", command, os.path.join(work, "out"), least)
+
+
+def steps(folder, work, gputrace):
+    """Replays of runs whose steps are alike, change slowly, or never repeat: processor time against that of reading each trace once."""
+    for kind in ("steady", "changing", "random"):
+        for millions in (1, 3, 10):
+            path = os.path.join(work, f"{kind}.gtr")
+            made = [os.path.join(folder, "examples/training"), path, str(millions * 1_000_000), "whole", "1", kind]
+            subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
+            least = measure(f"{kind} {millions}M summary", [gputrace, "summary", path], os.path.join(work, "out"), None)
+            for verb in ("replay", "oom", "tune"):
+                measure(f"{kind} {millions}M {verb}", [gputrace, verb, path], os.path.join(work, "out"), least)
+            os.unlink(path)
 
 
 def snapshot(path, n_events):

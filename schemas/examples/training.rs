@@ -1,7 +1,7 @@
 //! Writes a long trace of a made-up training job with every kind of event: what reports and exports are measured with (`make bench`), and, with few
 //! events, the trace of version 1 that every later version must read (tests/golden).
 //!
-//!     cargo run --release -p gputrace-schemas --example training -- FILE [EVENTS [whole [BATCH]]]
+//!     cargo run --release -p gputrace-schemas --example training -- FILE [EVENTS [whole [BATCH [KIND]]]]
 //!
 //! `whole` leaves out that events were lost: a trace of which some were cannot be replayed. With BATCH, activations are so many times as
 //! large, and gradients with them, and above 4 there are workspaces: two such traces are what `predict` is measured with.
@@ -33,7 +33,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let n_events = arguments.next().map_or(Ok(10_000_000), |number| number.parse())?;
     let is_whole = arguments.next().is_some_and(|argument| argument == "whole");
     let batch = arguments.next().map_or(Ok(1), |number| number.parse())?;
-    let mut job = Job::new(Writer::new(BufWriter::new(File::create(&file)?))?, is_whole, batch);
+    let steps = match arguments.next().as_deref() {
+        None | Some("random") => Steps::Random,
+        Some("steady") => Steps::Steady,
+        Some("changing") => Steps::Changing,
+        Some(other) => return Err(format!("steps are random, steady or changing, not {other}").into()),
+    };
+    let writer = Writer::new(BufWriter::new(File::create(&file)?))?;
+    let mut job = Job { steps, ..Job::new(writer, is_whole, batch) };
     job.definitions();
     job.train(n_events)?;
     let n_events = job.n_events;
@@ -45,7 +52,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// Address and bytes.
 type Block = (u64, u64);
 
+/// How steps differ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Steps {
+    Random,
+    Steady,
+    Changing,
+}
+
 struct Job {
+    steps: Steps,
     writer: Writer<BufWriter<File>>,
     is_whole: bool,
     batch: u64,
@@ -61,6 +77,7 @@ struct Job {
 impl Job {
     fn new(writer: Writer<BufWriter<File>>, is_whole: bool, batch: u64) -> Job {
         Job {
+            steps: Steps::Random,
             writer,
             is_whole,
             batch,
@@ -208,6 +225,11 @@ impl Job {
                 break;
             }
             self.mark(MarkAction::Push)?;
+            match self.steps {
+                Steps::Random => {}
+                Steps::Steady => self.random = 1,
+                Steps::Changing => self.random = [1, 0x1234_5678, 0x9abc_def1][(n / 20 % 3) as usize],
+            }
             self.step()?;
             self.nccl(2 + n, NcclOp::AllReduce, 6, n)?;
             self.mark(MarkAction::Pop)?;

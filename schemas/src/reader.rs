@@ -16,8 +16,7 @@
 //! Damage is normal input: a killed process leaves a trace without an end. What can be read is read, and
 //! [`Trace::damages`] says what could not. Only a file that is no trace at all, or of another version, is an [`Error`].
 
-use crate::block::{CODEC_ZSTD, FILE_MAGIC, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Kind, MAX_EVENTS};
-use crate::codec::Decompressor;
+use crate::block::{FILE_MAGIC, FOOTER_BYTES, Footer, Header, Kind};
 use crate::columns;
 use crate::definitions::{Definitions, read_mappings};
 use crate::event::{
@@ -33,12 +32,16 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+mod ahead;
 mod follow;
+mod input;
 mod open;
 mod scan;
 mod segments;
 
+use ahead::Ahead;
 pub use follow::{Follower, Grown};
+use input::{Input, last_first};
 pub use open::open_regular;
 use scan::{patience, scan};
 use segments::Segment;
@@ -116,22 +119,12 @@ pub fn looks_like_a_trace(first_bytes: &[u8]) -> bool {
     first_bytes.starts_with(&FILE_MAGIC[..FILE_MAGIC.len() - 1])
 }
 
+/// The block at which other processors begin to help: who wants the first events alone needs none.
+const STARTS_THREADS: usize = 2;
 /// Blocks whose times overlap and that are decoded at the same time: about 100 MB.
 const MAX_OPEN: usize = 64;
 trait Source: Read + Seek + Send {}
 impl<R: Read + Seek + Send> Source for R {}
-
-/// The file, and memory that every block needs again.
-struct Input {
-    source: Box<dyn Source>,
-    stored: Vec<u8>,
-    payload: Vec<u8>,
-    decompressor: Decompressor,
-    scratch: columns::Scratch,
-}
-
-/// Buffers that grew beyond this for one block are given back after it.
-const MOST_KEPT: usize = 8 << 20;
 
 /// A trace, open for reading: definitions are in memory, events stay in the file.
 pub struct Trace {
@@ -440,6 +433,7 @@ impl Trace {
             current: None,
             is_lent: false,
             spare: Vec::new(),
+            ahead: None,
             told: false,
         }
     }
@@ -477,8 +471,8 @@ impl Trace {
     ) -> Option<T> {
         let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = input.load(block);
-        let Input { payload, scratch, .. } = &mut *input;
-        let result = loaded.and_then(|_| read(payload, scratch));
+        let unfolder = &mut input.unfolder;
+        let result = loaded.and_then(|_| read(&unfolder.payload, &mut unfolder.scratch));
         input.shrink();
         drop(input);
         result.map_err(|what| self.damage(block, block.bytes, what, CORRUPT)).ok()
@@ -492,10 +486,7 @@ impl Trace {
         if self.payload(block, read).is_none() {
             events.clear();
         }
-        if !events.is_sorted_by_key(|event| event.time) {
-            events.sort_by_key(|event| event.time);
-        }
-        events.reverse();
+        last_first(&mut events);
         events
     }
 }
@@ -514,6 +505,8 @@ pub struct Events<'a> {
     is_lent: bool,
     /// Lists of blocks that are done, for the next ones.
     spare: Vec<Vec<Event>>,
+    /// Threads that decode what comes next, once it is clear that more than the first events are wanted.
+    ahead: Option<Ahead>,
     told: bool,
 }
 
@@ -628,12 +621,27 @@ impl Events<'_> {
                 return;
             }
             self.next += 1;
-            let events = self.trace.decode(block, self.spare.pop().unwrap_or_default());
+            let events = self.decode(self.next - 1, block);
             match Cursor::new(events, block.offset) {
                 Ok(cursor) => self.open.push(Reverse(cursor)),
                 Err(empty) => self.spare.push(empty),
             }
         }
+    }
+
+    /// The events of a block, the last one first.
+    fn decode(&mut self, index: usize, block: &Block) -> Vec<Event> {
+        if index == STARTS_THREADS {
+            self.ahead = Ahead::of(self.trace, index);
+        }
+        let Some(ahead) = &mut self.ahead else {
+            return self.trace.decode(block, self.spare.pop().unwrap_or_default());
+        };
+        let (events, result) = ahead.take(self.trace, index, std::mem::take(&mut self.spare));
+        if let Err(what) = result {
+            self.trace.damage(block, block.bytes, what, CORRUPT);
+        }
+        events
     }
 
     fn tell_unsorted(&mut self, block: &Block) {
@@ -690,7 +698,7 @@ fn read_index(input: &mut Input, length: u64) -> Option<(Vec<Block>, u64)> {
     if header.kind != Kind::Index as u8 || footer.index.checked_add(header.block_bytes())? != at {
         return None;
     }
-    let table = tables::Index::parse(&input.payload).ok()?;
+    let table = tables::Index::parse(&input.unfolder.payload).ok()?;
     let (mut kinds, mut counts) = (rows(table.kinds()), rows(table.counts()));
     let (mut firsts, mut lasts) = (rows(table.first_times()), rows(table.last_times()));
     let mut lengths = rows(table.lengths());
@@ -715,77 +723,4 @@ fn read_index(input: &mut Input, length: u64) -> Option<(Vec<Block>, u64)> {
     let n_events: u64 =
         blocks.iter().filter(|b| b.kind == Kind::Events as u8).map(|b| u64::from(b.count)).sum();
     (n_events == footer.events).then_some((blocks, footer.index))
-}
-
-impl Input {
-    fn new(source: Box<dyn Source>) -> io::Result<Input> {
-        Ok(Input {
-            source,
-            stored: Vec::new(),
-            payload: Vec::new(),
-            decompressor: Decompressor::new()?,
-            scratch: columns::Scratch::default(),
-        })
-    }
-
-    /// Reads one block, and leaves its payload in `payload`.
-    fn load(&mut self, block: &Block) -> Result<Header, String> {
-        let header = self.load_header(block)?;
-        let at = block.offset + HEADER_BYTES as u64;
-        self.stored.clear();
-        self.source.seek(SeekFrom::Start(at)).map_err(|error| error.to_string())?;
-        // Grows with what is really there, whatever the header says.
-        let stored = (&mut self.source).take(u64::from(header.stored)).read_to_end(&mut self.stored);
-        stored.map_err(|error| error.to_string())?;
-        if self.stored.len() != header.stored as usize {
-            return Err(format!(
-                "{} bytes of payload where {} were written",
-                self.stored.len(),
-                header.stored
-            ));
-        }
-        if crc32fast::hash(&self.stored) != header.crc {
-            return Err("the checksum of the payload differs".to_owned());
-        }
-        // The header's length is at most MAX_RAW; a payload that unfolds to more is refused by the decompressor.
-        self.payload.clear();
-        self.payload.reserve(header.raw as usize);
-        let unfolded = self.decompressor.decompress_to_buffer(&self.stored, &mut self.payload);
-        let unfolded = unfolded.map_err(|error| error.to_string())?;
-        if unfolded != header.raw as usize {
-            return Err(format!("the payload unfolds to {unfolded} bytes instead of {}", header.raw));
-        }
-        Ok(header)
-    }
-
-    fn load_header(&mut self, block: &Block) -> Result<Header, String> {
-        let mut header = [0; HEADER_BYTES];
-        let read =
-            self.source.seek(SeekFrom::Start(block.offset)).and_then(|_| self.source.read_exact(&mut header));
-        read.map_err(|error| error.to_string())?;
-        let header =
-            Header::decode(&header).map_err(|why| format!("the block header is unreadable ({why:?})"))?;
-        let is_events = [Kind::Events as u8, Kind::Held as u8].contains(&header.kind);
-        if header.kind != block.kind || (is_events && header.count != block.count) {
-            return Err("the block is not the one that the index names".to_owned());
-        }
-        if header.codec != CODEC_ZSTD {
-            return Err(format!("compressed by method {}, which this version does not know", header.codec));
-        }
-        if is_events && header.count > MAX_EVENTS {
-            return Err(format!(
-                "{} events in one block, and no more than {MAX_EVENTS} are allowed",
-                header.count
-            ));
-        }
-        Ok(header)
-    }
-
-    fn shrink(&mut self) {
-        for buffer in [&mut self.stored, &mut self.payload] {
-            if buffer.capacity() > MOST_KEPT {
-                *buffer = Vec::new();
-            }
-        }
-    }
 }

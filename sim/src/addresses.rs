@@ -6,6 +6,7 @@
 
 use crate::ops::{DriverCall, DriverEvent};
 use crate::placement::PAGE;
+use crate::skip::State;
 
 /// Chooses addresses. It may also refuse, as a full device does.
 pub trait AddressSpace {
@@ -41,6 +42,15 @@ pub trait AddressSpace {
     where
         Self: 'b,
     {
+        None
+    }
+    /// Writes all that later addresses depend on, and whether that was all: where it is the same again, the same calls get the same addresses.
+    fn write(&self, to: &mut State) -> bool {
+        let _ = to;
+        false
+    }
+    /// The op from which on a call may have another answer, whatever was called before.
+    fn next_change(&self) -> Option<u32> {
         None
     }
 }
@@ -95,6 +105,11 @@ impl AddressSpace for Bump {
     {
         Some(Box::new(*self))
     }
+
+    fn write(&self, to: &mut State) -> bool {
+        to.put(self.next);
+        true
+    }
 }
 
 /// Addresses in an order that depends only on a seed: what is known of them is nothing.
@@ -133,6 +148,11 @@ impl AddressSpace for Shuffled {
         Self: 'b,
     {
         Some(Box::new(*self))
+    }
+
+    fn write(&self, to: &mut State) -> bool {
+        to.put(self.n_mapped);
+        true
     }
 }
 
@@ -239,5 +259,11 @@ impl AddressSpace for Recorded {
 
     fn decommit(&mut self, address: u64, _bytes: u64) {
         self.give_back(DriverCall::Unmap, address);
+    }
+
+    /// The script is only reordered where it is followed, and so at no later place.
+    fn write(&self, to: &mut State) -> bool {
+        to.put_all([self.next as u64, self.fallback.next, u64::from(self.refuses), self.n_strayed]);
+        true
     }
 }

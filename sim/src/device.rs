@@ -9,6 +9,7 @@ use crate::addresses::AddressSpace;
 use crate::audit::Audit;
 use crate::ops::{AllocId, OtherChange, Others};
 pub use crate::placement::{PAGE, Placement, Segment, SegmentId};
+use crate::skip::{self, State};
 
 /// A quantity over time. Bytes or counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +99,9 @@ pub struct Device<'a> {
     n_pended: u64,
     audit: Option<Audit>,
     op: u32,
+    /// Calls of what chooses addresses.
+    n_calls: u64,
+    simulates_all: bool,
     /// The books. Anyone may read them; only the simulator and this file write.
     pub books: Books,
 }
@@ -121,6 +125,8 @@ impl<'a> Device<'a> {
             n_pended: 0,
             audit: None,
             op: 0,
+            n_calls: 0,
+            simulates_all: !skip::is_on(),
             books: Books::default(),
         }
     }
@@ -159,6 +165,17 @@ impl<'a> Device<'a> {
     pub fn audited(mut self) -> Device<'a> {
         self.audit = Some(Audit::default());
         self
+    }
+
+    /// Has every op of a run simulated, those too that are known to come out as before.
+    pub fn simulating_all(mut self) -> Device<'a> {
+        self.simulates_all = true;
+        self
+    }
+
+    /// Whether what is known to come out as before may be left out.
+    pub(crate) fn skips(&self) -> bool {
+        !self.simulates_all && self.audit.is_none()
     }
 
     /// Physical memory, bytes.
@@ -205,6 +222,7 @@ impl<'a> Device<'a> {
         if self.free() < physical {
             return None;
         }
+        self.n_calls += 1;
         let address = self.space.map(bytes, self.op)?;
         self.used += physical;
         self.books.reserved.add(bytes);
@@ -255,6 +273,7 @@ impl<'a> Device<'a> {
     /// Gives a whole segment back (`cudaFree`).
     pub fn unmap(&mut self, segment: SegmentId) {
         let book = self.segments[segment.0 as usize];
+        self.n_calls += 1;
         self.space.unmap(book.address, book.bytes);
         self.segments[segment.0 as usize].mapped = 0;
         self.used -= physical(book.bytes);
@@ -267,6 +286,7 @@ impl<'a> Device<'a> {
 
     /// Reserves addresses without memory (`cuMemAddressReserve`).
     pub fn reserve(&mut self, bytes: u64) -> Segment {
+        self.n_calls += 1;
         let address = self.space.reserve(bytes);
         self.segment(SegmentBook { address, bytes, active: 0, mapped: 0, grows: true })
     }
@@ -274,13 +294,20 @@ impl<'a> Device<'a> {
     /// Gives reserved addresses back. No page may be committed.
     pub fn unreserve(&mut self, segment: SegmentId) {
         let book = self.segments[segment.0 as usize];
+        self.n_calls += 1;
         self.space.unreserve(book.address, book.bytes);
+        // Nothing lies in it any more.
+        self.segments[segment.0 as usize].bytes = 0;
     }
 
     /// Puts memory behind part of a reservation (`cuMemCreate` and `cuMemMap`), page by page. Counts as one call.
     /// Fails as a whole where the device is full.
     pub fn commit(&mut self, address: u64, bytes: u64) -> bool {
-        if self.free() < bytes || !self.space.commit(address, bytes) {
+        if self.free() < bytes {
+            return false;
+        }
+        self.n_calls += 1;
+        if !self.space.commit(address, bytes) {
             return false;
         }
         self.used += bytes;
@@ -298,6 +325,7 @@ impl<'a> Device<'a> {
 
     /// Takes memory away from part of a reservation. Counts as one call.
     pub fn decommit(&mut self, address: u64, bytes: u64) {
+        self.n_calls += 1;
         self.space.decommit(address, bytes);
         if let Some(book) = self.growing(address) {
             book.mapped -= bytes;
@@ -392,6 +420,71 @@ impl<'a> Device<'a> {
         if let Some(audit) = &mut self.audit {
             audit.released(placement);
         }
+    }
+
+    // What a skip asks: see `skip/`.
+
+    /// Calls of what chooses addresses, so far.
+    pub(crate) fn n_calls(&self) -> u64 {
+        self.n_calls
+    }
+
+    /// Some numbers of the state.
+    pub(crate) fn glance(&self, n_live: usize, n_waiting: usize) -> [u64; 8] {
+        let books = &self.books;
+        let amounts = [books.reserved, books.allocated, books.active, books.requested, books.inactive_split];
+        let [reserved, allocated, active, requested, inactive_split] = amounts.map(|gauge| gauge.current);
+        let others = self.others_total.wrapping_add((self.changes.len() as u64) << 40);
+        let names = (n_live as u64) << 32 | self.pending.len() as u64;
+        [reserved, allocated, active, requested, inactive_split, others, names, n_waiting as u64]
+    }
+
+    /// Writes what later decisions read of it, but for what chooses addresses; `named` makes an id one that is the same in every window.
+    pub(crate) fn write(&self, to: &mut State, named: &dyn Fn(u32) -> u64) {
+        let Device { total, limit, capacity, used, others_total, .. } = self;
+        to.put(*total);
+        to.put_option(*limit);
+        to.put_all([*capacity, *used, *others_total, self.changes.len() as u64]);
+        to.put_all(self.others.iter().copied());
+        let books = self.segments.iter().filter(|book| book.mapped > 0 || book.grows && book.bytes > 0);
+        to.put_all(books.flat_map(|book| {
+            [book.address, book.bytes, book.active, book.mapped << 1 | u64::from(book.grows)]
+        }));
+        let pending = self.pending.values();
+        to.put_all(pending.flat_map(|(id, placement, requested)| {
+            [named(id.0), placement.address, placement.bytes, *requested]
+        }));
+    }
+
+    /// What later addresses depend on; none where it is not told.
+    pub(crate) fn space_state(&self) -> Option<State> {
+        let mut state = State::default();
+        self.space.write(&mut state).then_some(state)
+    }
+
+    /// The op at which something changes that depends on nothing else; where the driver is called, also what is known of that.
+    pub(crate) fn next_change(&self, is_called: bool) -> Option<usize> {
+        let of_others = self.changes.first().map(|change| change.before_op);
+        let of_space = if is_called { self.space.next_change() } else { None };
+        of_others.into_iter().chain(of_space).min().map(|op| op as usize)
+    }
+
+    /// What only counts.
+    pub(crate) fn tallies(&mut self, see: &mut dyn FnMut(&mut u64)) {
+        let books = &mut self.books;
+        let tallies = [&mut books.n_device_alloc, &mut books.n_device_free, &mut books.n_allocs];
+        tallies.into_iter().for_each(see);
+    }
+
+    /// So many ops were skipped: frees that are pending and belong to them have other ids.
+    pub(crate) fn skipped(&mut self, n_ops: usize, oldest: u32, shift: u32) {
+        self.op += n_ops as u32;
+        for (id, ..) in self.pending.values_mut() {
+            if id.0 >= oldest {
+                id.0 += shift;
+            }
+        }
+        self.pending_since = self.pending.iter().map(|(since, (id, ..))| (*id, *since)).collect();
     }
 
     fn change_active(&mut self, placement: Placement, bytes: i64) {

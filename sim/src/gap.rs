@@ -16,7 +16,7 @@ use std::ops::ControlFlow;
 
 use crate::device::{Device, Placement, SegmentId};
 use crate::ops::{AllocId, Frame, Op, OpStream, PoolIdx, StreamIdx};
-use crate::simulator::Observer;
+use crate::simulator::{Observer, Skip};
 
 /// Most call sites kept.
 const MOST_PINS: usize = 10;
@@ -103,6 +103,11 @@ impl Observer for PeakFinder {
             self.op = Some(op);
         }
         ControlFlow::Continue(())
+    }
+
+    /// What comes again is no new peak.
+    fn edge(&self) -> Option<[u64; 2]> {
+        Some([0; 2])
     }
 }
 
@@ -208,6 +213,18 @@ impl<F: Fn(u64) -> u64> Observer for Dissection<'_, F> {
         }
         self.dissect(id, device, is_new);
         ControlFlow::Break(())
+    }
+
+    fn edge(&self) -> Option<[u64; 2]> {
+        Some([0; 2])
+    }
+
+    fn reach(&self, _: &Skip, _: [u64; 2]) -> usize {
+        self.at
+    }
+
+    fn skipped(&mut self, _: &Skip, _: [u64; 2], renamed: &[(AllocId, AllocId, Placement)]) {
+        self.placements.extend(renamed.iter().map(|(_, id, placement)| (*id, *placement)));
     }
 }
 

@@ -50,6 +50,7 @@ pub mod predict;
 mod ranges;
 mod replays;
 pub mod simulator;
+pub mod skip;
 pub mod stacks;
 pub mod tune;
 pub mod whatif;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::device::{Device, Placement, Segment, SegmentId};
+use crate::skip::State;
 
 /// A free range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +97,11 @@ impl Ranges {
         self.by_address.iter().map(|(&address, &(bytes, segment))| Range { address, bytes, segment })
     }
 
+    /// Writes where they are. The device's segments show of which one each is.
+    pub(super) fn write(&self, to: &mut State) {
+        to.put_all(self.iter().flat_map(|range| [range.address, range.bytes]));
+    }
+
     /// Moves everything of `other` here.
     pub(super) fn absorb(&mut self, other: &mut Ranges) {
         for range in std::mem::take(other).iter() {
@@ -117,6 +123,16 @@ impl Segments {
         let Segment { id, address } = device.map(bytes)?;
         self.0.insert(id, bytes);
         Some(Range { address, bytes, segment: id })
+    }
+
+    /// From the oldest to the newest.
+    pub(super) fn ids(&self) -> impl Iterator<Item = SegmentId> {
+        self.0.keys().copied()
+    }
+
+    /// Writes how long they are, from the oldest to the newest.
+    pub(super) fn write(&self, to: &mut State) {
+        to.put_all(self.0.values().copied());
     }
 
     /// Gives back every segment that is one free range. Whether there was any.

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
+use std::sync::OnceLock;
 
 use crate::addresses::{AddressSpace, Bump, Direction, Recorded, Shuffled};
 use crate::cores::on_all_cores;
@@ -13,11 +14,12 @@ use crate::device::{Books, Device, Placement};
 use crate::driver::{Continued, Disturbance, Knowledge};
 use crate::effort;
 use crate::gap::{Dissection, Gap, PeakFinder};
-use crate::ops::{AllocId, History, OpStream, OtherChange, Others};
+use crate::ops::{AllocId, Allocation, History, Op, OpStream, OtherChange, Others};
 use crate::policies::torch::{self, Latitude, NEWEST, PROFILES};
 use crate::policies::{ADDRESS_TIES, Build, Fidelity, OptionError, Policy, PolicyEntry, by_name};
 use crate::replays::{Addresses, Replay, Replays};
-use crate::simulator::{Observer, Outcome, Unobserved, run, run_with_limits};
+use crate::simulator::{Observer, Outcome, Skip, Unobserved, run_knowing, run_with_limits};
+use crate::skip::{self, Repeats};
 
 /// What to simulate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +127,17 @@ impl Observer for Reserved {
         self.0.push(device.books.reserved.current);
         ControlFlow::Continue(())
     }
+
+    fn edge(&self) -> Option<[u64; 2]> {
+        Some([self.0.len() as u64, 0])
+    }
+
+    fn skipped(&mut self, skip: &Skip, [since, _]: [u64; 2], _: &[(AllocId, AllocId, Placement)]) {
+        let of_a_cycle = since as usize..self.0.len();
+        for _ in 0..skip.times() {
+            self.0.extend_from_within(of_a_cycle.clone());
+        }
+    }
 }
 
 /// What would have been.
@@ -178,6 +191,9 @@ pub struct Divergence {
 /// A trace, ready to be asked about.
 pub struct Laboratory<'a> {
     stream: &'a OpStream,
+    /// Found when they are first of use.
+    repeats: OnceLock<Repeats>,
+    simulates_all: bool,
     knowledge: Knowledge,
     replays: Replays,
     effort: usize,
@@ -203,12 +219,20 @@ impl<'a> Laboratory<'a> {
             History::Broken(why) => Err(why.clone()),
             History::Complete | History::StartsLate => Ok(Laboratory {
                 stream,
+                repeats: OnceLock::new(),
+                simulates_all: !skip::is_on(),
                 knowledge: Knowledge::of(stream),
                 replays: Replays::default(),
                 effort: effort::GUESSES.most,
                 n_beside: 0,
             }),
         }
+    }
+
+    /// Where the requests repeat.
+    fn repeats(&self) -> &Repeats {
+        self.repeats
+            .get_or_init(|| if self.simulates_all { Repeats::default() } else { Repeats::of(self.stream) })
     }
 
     /// What is replayed.
@@ -218,8 +242,22 @@ impl<'a> Laboratory<'a> {
 
     /// Prepares what was predicted and not recorded: no addresses are known, and no history has holes.
     pub(crate) fn of_prediction(stream: &'a OpStream) -> Laboratory<'a> {
-        let (knowledge, replays) = (Knowledge::of(stream), Replays::default());
-        Laboratory { stream, knowledge, replays, effort: effort::GUESSES_OF_PREDICTION.most, n_beside: 0 }
+        let (knowledge, replays, repeats) = (Knowledge::of(stream), Replays::default(), OnceLock::new());
+        Laboratory {
+            stream,
+            repeats,
+            simulates_all: !skip::is_on(),
+            knowledge,
+            replays,
+            effort: effort::GUESSES_OF_PREDICTION.most,
+            n_beside: 0,
+        }
+    }
+
+    /// The same with every op of every replay simulated, those too that are known to come out as before. The answers are the same.
+    #[must_use]
+    pub fn simulating_all(self) -> Laboratory<'a> {
+        Laboratory { simulates_all: true, ..self }
     }
 
     /// The same where so many replays with other sizes are part of the answer: where the time is felt, there are so many guesses fewer.
@@ -292,9 +330,15 @@ impl<'a> Laboratory<'a> {
         let mut policy = self.build(&question.policy, &question.options, torch_version)?;
         let mut device = device(&question, Box::new(Recorded::new(&stream.driver)), None);
         let check = SelfCheck { torch_version, n_matching: 0, n_requests: 0, n_strayed: 0, first: None };
-        let mut comparison = Comparison { stream, check };
-        let (outcome, below) =
-            run_with_limits(stream, true, &mut *policy, &mut device, &mut comparison, &limits);
+        let mut comparison = Comparison { stream, check, newest: Vec::new() };
+        let (outcome, below) = run_with_limits(
+            (stream, self.repeats()),
+            true,
+            &mut *policy,
+            &mut device,
+            &mut comparison,
+            &limits,
+        );
         let keep = |question: &Question, latitude, check: SelfCheck, outcome, n_strayed| {
             let check = Some(SelfCheck { n_strayed, ..check });
             let replay = Replay { outcome, has_parted: false, check };
@@ -361,8 +405,14 @@ impl<'a> Laboratory<'a> {
             let mut policy = self.build(&first.policy, &first.options, first.torch_version)?;
             let others = self.others(&first);
             let mut device = device(&first, self.space(Addresses::Best), others.as_deref());
-            let (outcome, below) =
-                run_with_limits(self.stream, false, &mut *policy, &mut device, &mut Unobserved, &limits);
+            let (outcome, below) = run_with_limits(
+                (self.stream, self.repeats()),
+                false,
+                &mut *policy,
+                &mut device,
+                &mut Unobserved,
+                &limits,
+            );
             let keep = |question: &Question, latitude, outcome, n_strayed: u64| {
                 let replay = Replay { outcome, has_parted: n_strayed > 0, check: None };
                 self.replays.keep(question, Addresses::Best, latitude, &replay);
@@ -385,7 +435,7 @@ impl<'a> Laboratory<'a> {
         let mut policy = self.build(&question.policy, &question.options, question.torch_version)?;
         let others = self.others(question);
         let mut device = device(question, space, others.as_deref());
-        let outcome = run(self.stream, &mut *policy, &mut device, observer);
+        let outcome = run_knowing(self.stream, self.repeats(), &mut *policy, &mut device, observer);
         let replay = Replay { outcome, has_parted: device.n_strayed() > 0, check: None };
         Ok((replay, policy.latitude()))
     }
@@ -484,8 +534,8 @@ impl<'a> Laboratory<'a> {
         let space = Box::new(Continued::new(&self.knowledge, None));
         let others = self.others(question);
         let mut reserved = Reserved(Vec::with_capacity(self.stream.n_requests()));
-        let outcome =
-            run(self.stream, &mut *policy, &mut device(question, space, others.as_deref()), &mut reserved);
+        let device = &mut device(question, space, others.as_deref());
+        let outcome = run_knowing(self.stream, self.repeats(), &mut *policy, device, &mut reserved);
         Ok((outcome, reserved.0))
     }
 
@@ -503,14 +553,14 @@ impl<'a> Laboratory<'a> {
         };
         let mut peak = PeakFinder::default();
         watched(&mut |policy, device| {
-            run(self.stream, policy, device, &mut peak);
+            run_knowing(self.stream, self.repeats(), policy, device, &mut peak);
         })?;
         let Some(at) = peak.op() else { return Ok(Gap::default()) };
         let policy = self.build(&question.policy, &question.options, question.torch_version)?;
         let rounded = |bytes| policy.rounded(bytes).unwrap_or(u64::MAX);
         let mut dissection = Dissection::new(self.stream, at, rounded);
         watched(&mut |policy, device| {
-            run(self.stream, policy, device, &mut dissection);
+            run_knowing(self.stream, self.repeats(), policy, device, &mut dissection);
         })?;
         Ok(dissection.found)
     }
@@ -718,29 +768,70 @@ impl<F: FnMut(&Books) -> bool> Observer for Until<F> {
         self.was_enough = (self.is_enough)(&device.books);
         if self.was_enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
+
+    /// What is enough stays enough: the request after a skip is soon enough.
+    fn edge(&self) -> Option<[u64; 2]> {
+        Some([0; 2])
+    }
 }
 
 #[derive(Clone)]
 struct Comparison<'a> {
     stream: &'a OpStream,
     check: SelfCheck,
+    /// Where the newest requests were served: what comes again is served there again.
+    newest: Vec<u64>,
+}
+
+impl Comparison<'_> {
+    /// So many addresses are remembered.
+    const MOST: usize = 1 << 16;
+
+    fn compare(&mut self, op: usize, id: AllocId, simulated: u64) {
+        let Allocation { address: recorded, requested, .. } = *self.stream.allocation(id);
+        self.check.n_requests += 1;
+        if simulated == recorded {
+            self.check.n_matching += 1;
+        } else if self.check.first.is_none() {
+            self.check.first = Some(Divergence { op, requested, recorded, simulated });
+        }
+    }
+
+    /// Where the requests since a number of them were served, if that is remembered.
+    fn since(&self, n_requests: u64) -> Option<&[u64]> {
+        let n_since = self.check.n_requests - n_requests as usize;
+        Some(&self.newest[self.newest.len().checked_sub(n_since)?..])
+    }
 }
 
 impl Observer for Comparison<'_> {
     fn placed(&mut self, op: usize, id: AllocId, placement: Placement, _device: &Device) -> ControlFlow<()> {
-        let allocation = self.stream.allocation(id);
-        self.check.n_requests += 1;
-        if placement.address == allocation.address {
-            self.check.n_matching += 1;
-        } else if self.check.first.is_none() {
-            self.check.first = Some(Divergence {
-                op,
-                requested: allocation.requested,
-                recorded: allocation.address,
-                simulated: placement.address,
-            });
+        if self.newest.len() == Comparison::MOST {
+            self.newest.clear();
         }
+        self.newest.push(placement.address);
+        self.compare(op, id, placement.address);
         ControlFlow::Continue(())
+    }
+
+    fn edge(&self) -> Option<[u64; 2]> {
+        Some([self.check.n_requests as u64, 0])
+    }
+
+    fn reach(&self, skip: &Skip, [since, _]: [u64; 2]) -> usize {
+        if self.since(since).is_some() { skip.to } else { skip.from }
+    }
+
+    fn skipped(&mut self, skip: &Skip, [since, _]: [u64; 2], _: &[(AllocId, AllocId, Placement)]) {
+        let of_a_cycle = self.since(since).unwrap_or_default().to_vec();
+        let ops = (skip.from..).zip(&self.stream.ops[skip.from..skip.to]);
+        let requests =
+            ops.filter_map(|(op, what)| if let Op::Alloc(id) = what { Some((op, *id)) } else { None });
+        for ((op, id), simulated) in requests.zip(of_a_cycle.iter().cycle()) {
+            self.compare(op, id, *simulated);
+        }
+        // What is remembered from before the skip is no longer the newest.
+        self.newest.clear();
     }
 }
 

@@ -5,6 +5,7 @@ use super::learn::{Fact, Known};
 use super::rule::Driver;
 use crate::addresses::AddressSpace;
 use crate::ops::DriverCall;
+use crate::skip::State;
 
 /// What-if addresses of a process of which only the recorded addresses are known.
 ///
@@ -147,5 +148,17 @@ impl AddressSpace for Continued<'_> {
         Self: 'b,
     {
         Some(Box::new(self.clone()))
+    }
+
+    fn write(&self, to: &mut State) -> bool {
+        to.put_all(
+            [self.next_call, self.next_fact, self.n_freed, usize::from(self.has_parted)].map(|it| it as u64),
+        );
+        to.put_option(self.disturbance.map(|disturbance| disturbance.state));
+        self.driver.write(to)
+    }
+
+    fn next_change(&self) -> Option<u32> {
+        self.upcoming().map(|known| known.op)
     }
 }

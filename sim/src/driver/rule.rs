@@ -6,6 +6,7 @@ use super::REGION;
 use super::holes::{Ranges, give, take, take_any};
 use crate::addresses::AddressSpace;
 use crate::placement::PAGE;
+use crate::skip::State;
 
 /// 512 bytes: what small requests are rounded to.
 const SMALL_STEP: u64 = 512;
@@ -346,5 +347,29 @@ impl AddressSpace for Driver {
 
     fn unreserve(&mut self, address: u64, bytes: u64) {
         give(&mut self.gaps, address, address + bytes.next_multiple_of(REGION));
+    }
+
+    fn write(&self, to: &mut State) -> bool {
+        let Driver { regions, gaps, others, shared, small, context, learned } = self;
+        let ranges =
+            |ranges: &Ranges| ranges.iter().flat_map(|(start, end)| [*start, *end]).collect::<Vec<_>>();
+        to.put(regions.len() as u64);
+        for region in regions {
+            to.put_all([region.start, region.end, region.largest, u64::from(region.is_foreign)]);
+            to.put_all(ranges(&region.holes));
+        }
+        to.put_all(ranges(gaps));
+        let mut others: Vec<(u64, (u64, u64))> = others.iter().map(|(at, it)| (*at, *it)).collect();
+        others.sort_unstable();
+        to.put_all(others.into_iter().flat_map(|(at, (start, bytes))| [at, start, bytes]));
+        let mut shared: Vec<(u64, u32)> = shared.iter().map(|(at, n)| (*at, *n)).collect();
+        shared.sort_unstable();
+        to.put_all(shared.into_iter().flat_map(|(at, n)| [at, u64::from(n)]));
+        to.put_all(small.blocks.iter().copied());
+        to.put_all(small.holes.iter().flat_map(|(start, bytes)| [*start, *bytes]));
+        to.put_all(context.iter().flat_map(|(start, bytes)| [*start, *bytes]));
+        let Learned { predicted, gaps, holes, spans, regions, freed } = *learned;
+        to.put_all([predicted, gaps, holes, spans, regions, freed]);
+        true
     }
 }

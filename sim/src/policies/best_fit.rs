@@ -4,6 +4,7 @@
 use crate::device::{Device, PAGE, Placement};
 use crate::policies::{Fidelity, OptionError, OutOfMemory, Policy, PolicyEntry, Request, amount, key_values};
 use crate::ranges::{Fit, Ranges, Segments, range_of};
+use crate::skip::State;
 
 pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     name: "best_fit",
@@ -95,5 +96,12 @@ impl Policy for BestFit {
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
         vec![("largest_free_bytes", self.ranges.iter().map(|range| range.bytes).max().unwrap_or(0))]
+    }
+
+    fn write(&self, to: &mut State, live: &[Placement]) -> bool {
+        let _ = live;
+        self.ranges.write(to);
+        self.segments.write(to);
+        true
     }
 }

@@ -4,6 +4,7 @@
 use crate::device::{Device, Placement};
 use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, amount, key_values};
 use crate::ranges::{Fit, Ranges, Segments, range_of};
+use crate::skip::State;
 
 /// kMinAllocationSize.
 const UNIT: u64 = 256;
@@ -111,5 +112,14 @@ impl Policy for Bfc {
             self.ranges.give(range_of(placement));
         }
         self.segments.unmap_whole(device, &mut self.ranges);
+    }
+
+    fn write(&self, to: &mut State, live: &[Placement]) -> bool {
+        let _ = live;
+        self.ranges.write(to);
+        self.segments.write(to);
+        to.put(self.next_region);
+        to.put_option(self.preallocate);
+        true
     }
 }

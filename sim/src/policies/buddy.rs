@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::device::{Device, Placement, SegmentId};
 use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, amount, key_values};
+use crate::skip::State;
 
 const SMALLEST: u64 = 512;
 
@@ -105,5 +106,13 @@ impl Policy for Buddy {
             self.segments.remove(&segment);
             device.unmap(segment);
         }
+    }
+
+    fn write(&self, to: &mut State, live: &[Placement]) -> bool {
+        let _ = live;
+        for free in &self.free {
+            to.put_all(free.iter().map(|(address, _)| *address));
+        }
+        true
     }
 }

@@ -5,6 +5,7 @@
 use crate::device::{Device, Placement};
 use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, key_values};
 use crate::ranges::{Fit, Ranges, Segments, range_of};
+use crate::skip::State;
 
 pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     name: "cupy",
@@ -59,5 +60,15 @@ impl Policy for Cupy {
         for arena in &mut self.arenas {
             self.segments.unmap_whole(device, arena);
         }
+    }
+
+    fn write(&self, to: &mut State, live: &[Placement]) -> bool {
+        let _ = live;
+        self.arenas.iter().for_each(|arena| arena.write(to));
+        self.segments.write(to);
+        to.put_all(
+            self.segments.ids().map(|id| self.arena_of.get(&id).map_or(u64::MAX, |arena| *arena as u64)),
+        );
+        true
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::device::{Device, Placement};
 use crate::ops::{OpStream, PoolChange, PoolIdx, StreamIdx};
+use crate::skip::State;
 
 mod best_fit;
 mod bfc;
@@ -125,6 +126,19 @@ pub trait Policy {
     fn under_limit(&self, limit: u64) -> Option<Box<dyn Policy>> {
         let _ = limit;
         None
+    }
+
+    /// Writes all that later decisions depend on, and whether that was all: where it is the same again, and device and addresses with it, the same
+    /// requests get the same answers, so that they need not be simulated ([`skip`](crate::skip)). `live` is where everything lies that is in
+    /// use or pending, in an order that is the same then; the device has written which segments there are, by their order.
+    fn write(&self, to: &mut State, live: &[Placement]) -> bool {
+        let _ = (to, live);
+        false
+    }
+
+    /// Shows each number that only counts, and so nothing that is decided depends on, in one order.
+    fn tallies(&mut self, see: &mut dyn FnMut(&mut u64)) {
+        let _ = see;
     }
 
     /// Numbers that only this policy has, in the order of its documentation.

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use crate::device::{Device, Placement};
 use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, amount, key_values};
 use crate::ranges::{Fit, Range, Ranges, Segments, range_of};
+use crate::skip::State;
 
 const UNIT: u64 = 256;
 /// superblock::minimum_size.
@@ -115,4 +116,16 @@ impl Policy for RmmArena {
     }
 
     fn trim(&mut self, _device: &mut Device) {}
+
+    fn write(&self, to: &mut State, live: &[Placement]) -> bool {
+        to.put_all(live.iter().map(|placement| u64::from(placement.handle)));
+        to.put(u64::from(self.global.is_some()));
+        self.global.iter().chain(&self.arenas).for_each(|ranges| ranges.write(to));
+        let mut blocks: Vec<(u64, (u64, usize))> =
+            self.superblocks.iter().map(|(at, it)| (*at, *it)).collect();
+        blocks.sort_unstable();
+        to.put_all(blocks.into_iter().flat_map(|(at, (bytes, stream))| [at, bytes, stream as u64]));
+        self.segments.write(to);
+        true
+    }
 }

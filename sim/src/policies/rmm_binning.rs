@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::device::{Device, Placement, SegmentId};
 use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, key_values};
+use crate::skip::State;
 
 /// log2 of the smallest and largest bin.
 const BINS: std::ops::RangeInclusive<u32> = 18..=22;
@@ -59,4 +60,12 @@ impl Policy for RmmBinning {
     }
 
     fn trim(&mut self, _device: &mut Device) {}
+
+    fn write(&self, to: &mut State, live: &[Placement]) -> bool {
+        to.put_all(live.iter().map(|placement| u64::from(placement.handle)));
+        for bin in &self.bins {
+            to.put_all(bin.iter().map(|(address, _)| *address));
+        }
+        true
+    }
 }

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use crate::device::{Device, Placement};
 use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, amount, key_values};
 use crate::ranges::{Fit, Ranges, Segments, range_of};
+use crate::skip::State;
 
 /// CUDA_ALLOCATION_ALIGNMENT.
 const UNIT: u64 = 256;
@@ -106,4 +107,16 @@ impl Policy for RmmPool {
     }
 
     fn trim(&mut self, _device: &mut Device) {}
+
+    fn write(&self, to: &mut State, live: &[Placement]) -> bool {
+        let _ = live;
+        self.lists.iter().for_each(|list| list.write(to));
+        self.segments.write(to);
+        let mut owners: Vec<(u64, usize)> =
+            self.owner.iter().map(|(address, stream)| (*address, *stream)).collect();
+        owners.sort_unstable();
+        to.put_all(owners.into_iter().flat_map(|(address, stream)| [address, stream as u64]));
+        to.put(self.initial);
+        true
+    }
 }

@@ -13,6 +13,7 @@ mod options;
 mod oracle;
 mod profile;
 mod release;
+mod state;
 mod stats;
 
 use std::collections::BTreeSet;
@@ -828,6 +829,15 @@ impl Policy for Torch {
 
     fn latitude(&self) -> Option<Latitude> {
         Some(self.latitude_so_far())
+    }
+
+    fn write(&self, to: &mut crate::skip::State, live: &[Placement]) -> bool {
+        self.write_state(to, live);
+        true
+    }
+
+    fn tallies(&mut self, see: &mut dyn FnMut(&mut u64)) {
+        self.each_tally(see);
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {

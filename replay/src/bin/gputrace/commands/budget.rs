@@ -21,7 +21,7 @@ use super::replay::MachineArgs;
 use crate::show::{self, FILES, Named, ShowArgs};
 use crate::working::Working;
 
-pub(super) const VERB: Verb = Verb::new::<BudgetArgs>("budget", run).of_summaries();
+pub(super) const VERB: Verb = Verb::new::<BudgetArgs>("budget", run).of_summaries().of_replays();
 
 /// Shows what a server's memory goes to: weights, KV cache, graphs, the rest, in rows that sum to the driver's figure
 #[derive(Args)]

@@ -22,7 +22,7 @@ use super::Verb;
 use super::export::{check_place, write_whole};
 use crate::show::{self, TraceArgs, complain};
 
-pub(super) const VERB: Verb = Verb::new::<HtmlArgs>("html", run);
+pub(super) const VERB: Verb = Verb::new::<HtmlArgs>("html", run).of_replays();
 
 /// Writes a page for any browser: the verdict, memory over time, the address map, what-ifs, ranks, and every table
 #[derive(Args)]

@@ -9,6 +9,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
 use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_schemas::printable::{Screen, is_obeyed, printable};
+use gputrace_sim::skip;
 
 use crate::objects;
 use crate::show::{self, Named, complain};
@@ -53,6 +54,8 @@ pub(crate) struct Verb {
     also: Option<&'static str>,
     /// It reads what `reduce` writes in place of traces.
     reads_summaries: bool,
+    /// It replays traces, or may.
+    replays: bool,
     /// Its help has the whole of what its exit status means.
     has_own_status: bool,
     /// Adds the verb's arguments and help.
@@ -68,8 +71,8 @@ impl Verb {
         name: &'static str,
         run: fn(&ArgMatches, &mut Screen) -> anyhow::Result<ExitCode>,
     ) -> Verb {
-        let (also, reads_summaries, has_own_status) = (None, false, false);
-        Verb { name, also, reads_summaries, has_own_status, define: A::augment_args, run }
+        let (also, reads_summaries, replays, has_own_status) = (None, false, false, false);
+        Verb { name, also, reads_summaries, replays, has_own_status, define: A::augment_args, run }
     }
 
     /// The same with a second spelling.
@@ -80,6 +83,11 @@ impl Verb {
     /// The same, and it reads summaries where it is given them.
     const fn of_summaries(self) -> Verb {
         Verb { reads_summaries: true, ..self }
+    }
+
+    /// The same, and it replays traces.
+    const fn of_replays(self) -> Verb {
+        Verb { replays: true, ..self }
     }
 
     /// The same with an exit status that is not that of the other verbs.
@@ -133,6 +141,33 @@ const EXIT_STATUS: &str = "\
 Exit status: 0 yes; 1 no, where a gate was asked for (--error-on-leak, --fail-on-increase, --error-on-inconsistent, --error-on-oom; doctor); \
 2 it cannot be known: unreadable, damaged, nothing to judge, wrong usage.";
 
+/// How much of a replay is simulated: every verb that replays has these.
+#[derive(Args)]
+struct EffortArgs {
+    /// Simulate every request of every replay, including steps that are known to repeat. The answer is the same
+    #[arg(long)]
+    no_skip: bool,
+
+    /// Report on standard error how much of the replays repeated and was skipped
+    #[arg(long)]
+    verbose: bool,
+}
+
+impl EffortArgs {
+    /// After the verb.
+    fn report(&self) {
+        let skip::Share { n_ops, n_skipped } = skip::share();
+        if self.verbose && n_ops > 0 {
+            let percent = 100.0 * n_skipped as f64 / n_ops as f64;
+            complain!(
+                "{n_ops} requests and frees replayed, {percent:.1}% of them skipped because they repeat"
+            );
+        } else if self.verbose {
+            complain!("nothing was replayed");
+        }
+    }
+}
+
 /// The arguments of a verb, which clap has already checked.
 fn parsed<A: FromArgMatches>(matches: &ArgMatches) -> anyhow::Result<A> {
     A::from_arg_matches(matches).map_err(Into::into)
@@ -156,6 +191,7 @@ fn command_for(words: &[OsString]) -> Command {
 fn command_of(verbs: impl Iterator<Item = &'static Verb>) -> Command {
     let verbs = verbs.map(|verb| {
         let command = (verb.define)(Command::new(verb.name));
+        let command = if verb.replays { EffortArgs::augment_args(command) } else { command };
         let command = command.visible_aliases(verb.also);
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         match verb.has_own_status {
@@ -197,7 +233,16 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
                 refuse_summaries(name, &named)?;
             }
             objects::are_read();
-            (verb.run)(arguments, out)
+            if !verb.replays {
+                return (verb.run)(arguments, out);
+            }
+            let effort: EffortArgs = parsed(arguments)?;
+            if effort.no_skip {
+                skip::never();
+            }
+            let status = (verb.run)(arguments, out);
+            effort.report();
+            status
         }
         None => Ok(ExitCode::from(2)),
     }

@@ -12,7 +12,7 @@ use super::Verb;
 use super::replay::MachineArgs;
 use crate::show::{self, ShowArgs, TraceArgs};
 
-pub(super) const VERB: Verb = Verb::new::<OomArgs>("oom", run);
+pub(super) const VERB: Verb = Verb::new::<OomArgs>("oom", run).of_replays();
 
 /// Shows why a program ran out of memory: what was asked for, who held what, and what would have made it fit
 #[derive(Args)]

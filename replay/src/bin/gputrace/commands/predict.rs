@@ -30,7 +30,7 @@ mod job;
 mod runs;
 mod search;
 
-pub(super) const VERB: Verb = Verb::new::<PredictArgs>("predict", run);
+pub(super) const VERB: Verb = Verb::new::<PredictArgs>("predict", run).of_replays();
 
 const ONE_PROCESS: &str = "--html needs a trace of each run: its page is of one process";
 

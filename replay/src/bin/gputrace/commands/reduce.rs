@@ -17,7 +17,7 @@ use super::export::{check_place, write_whole};
 use crate::objects;
 use crate::show::{self, FILES, Named};
 
-pub(super) const VERB: Verb = Verb::new::<ReduceArgs>("reduce", run);
+pub(super) const VERB: Verb = Verb::new::<ReduceArgs>("reduce", run).of_replays();
 
 /// Reduces traces to small tables that `ranks`, `report`, `diff`, `leaks` and `stats` read in their place
 ///

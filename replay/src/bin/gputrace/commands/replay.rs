@@ -22,7 +22,7 @@ use serde_json::{Value as Json, json};
 use super::Verb;
 use crate::show::{self, FILES, Gate, Named, ShowArgs, complain};
 
-pub(super) const VERB: Verb = Verb::new::<ReplayArgs>("replay", run);
+pub(super) const VERB: Verb = Verb::new::<ReplayArgs>("replay", run).of_replays();
 
 /// Replays a trace through simulated allocators
 #[derive(Args)]

@@ -25,7 +25,7 @@ use gputrace_schemas::printable::Screen;
 use super::Verb;
 use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
-pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run).of_summaries();
+pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run).of_summaries().of_replays();
 
 /// Says what happened, which line did it and what to do; then where the memory went: the peak, its owners, roles, call sites
 #[derive(Args)]

@@ -33,7 +33,7 @@ mod door;
 
 use door::Door;
 
-pub(super) const VERB: Verb = Verb::new::<ServeArgs>("serve", run);
+pub(super) const VERB: Verb = Verb::new::<ServeArgs>("serve", run).of_replays();
 
 /// Questions that wait while one is answered.
 const MOST_WAITING: usize = 8;

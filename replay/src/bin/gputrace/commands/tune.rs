@@ -16,7 +16,7 @@ use super::replay::{MachineArgs, replies};
 use crate::show::{self, FILES, Named, ShowArgs, complain};
 use crate::working::Working;
 
-pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run);
+pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run).of_replays();
 
 /// Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
 #[derive(Args)]

@@ -12,6 +12,7 @@
 //! as `asserted` and `undefined`; up to their end they were compared.
 
 mod harness;
+mod periodic;
 mod program;
 mod simulated;
 
