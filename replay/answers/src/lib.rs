@@ -16,6 +16,7 @@ pub mod predict;
 pub mod predict_ranks;
 pub mod remedies;
 pub mod replay;
+pub mod reproduce;
 pub mod tree;
 pub mod tune;
 pub mod verdict;

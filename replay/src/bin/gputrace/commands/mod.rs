@@ -34,6 +34,7 @@ mod recover;
 mod reduce;
 mod replay;
 mod report;
+mod reproduce;
 mod serve;
 mod stacks;
 mod stats;
@@ -106,6 +107,7 @@ const VERBS: &[Verb] = &[
     oom::VERB,
     diff::VERB,
     replay::VERB,
+    reproduce::VERB,
     tune::VERB,
     budget::VERB,
     predict::VERB,
