@@ -21,6 +21,7 @@ pub mod tree;
 pub mod tune;
 pub mod verdict;
 pub mod whatif;
+pub mod who;
 
 use gputrace_report::model::Part;
 

@@ -9,16 +9,19 @@ mod answer;
 mod fold;
 mod goal;
 mod program;
+mod purposes;
 mod python;
 mod recorded;
 mod shrink;
 
+use goal::Judge;
 use gputrace_sim::ops::OpStream;
 use gputrace_sim::whatif::Laboratory;
 
 pub use answer::{json, section};
 pub use goal::{Goal, Reasons};
 pub use program::{Figures, PoolKind, Program, Step, Tensor};
+pub use purposes::purposes;
 pub use python::python;
 pub use recorded::Recorded;
 pub use shrink::{Progress, Watcher};
@@ -86,6 +89,7 @@ pub fn reproduce(
         }
         None => (shrink::renumbered(program), figures, 0, false),
     };
+    let is_sure = Judge::new().meets(&program, &whole.goal).is_some();
     Ok(Reproduction {
         program,
         figures,
@@ -95,7 +99,7 @@ pub fn reproduce(
         n_before,
         n_tried,
         is_cut_short,
-        is_sure: whole.judge.directions.len() > 1 || figures.n_ties == 0,
+        is_sure,
         notes: whole.notes,
     })
 }

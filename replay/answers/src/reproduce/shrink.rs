@@ -66,6 +66,7 @@ impl Shrinker<'_, '_> {
         }
         loop {
             let before = (self.program.n_requests(), self.program.steps.len());
+            self.ask_for_more();
             self.units();
             self.merge();
             self.simplify();
@@ -73,6 +74,7 @@ impl Shrinker<'_, '_> {
                 break;
             }
         }
+        self.ask_for_more();
         self.round_sizes();
         self.units();
         self.round_limit();
@@ -111,6 +113,16 @@ impl Shrinker<'_, '_> {
         served.steps.retain(|step| !matches!(step, Step::Refused(_)));
         let most = self.judge.figures(&served)?.peak_reserved.max(2 * MIB);
         (most < limit).then(|| Program { limit: Some(most), ..candidate.clone() })
+    }
+
+    /// What depended on addresses may no longer do so: then it must stay that way.
+    fn ask_for_more(&mut self) {
+        let mut both = Judge::new();
+        if self.judge.directions.len() < both.directions.len()
+            && both.meets(&self.program, self.goal).is_some()
+        {
+            self.judge.directions = both.directions;
+        }
     }
 
     /// Nothing after the moment that matters is needed.

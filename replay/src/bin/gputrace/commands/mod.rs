@@ -44,6 +44,8 @@ mod top;
 mod tree;
 mod tune;
 mod upload;
+
+mod who;
 mod witness;
 
 /// Something that `gputrace` does.
@@ -111,6 +113,7 @@ const VERBS: &[Verb] = &[
     tune::VERB,
     budget::VERB,
     predict::VERB,
+    who::VERB,
     ranks::VERB,
     stacks::VERB,
     reduce::VERB,

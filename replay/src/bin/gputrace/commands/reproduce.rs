@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail};
 use clap::{ArgMatches, Args};
 use gputrace_replay::answers::reproduce::{self, Progress, Reproduction};
-use gputrace_replay::import;
+use gputrace_replay::import::Requests;
 use gputrace_replay::report::model::{Mood, Part, Report};
+use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::ops::{Op, OpStream};
 use serde_json::json;
@@ -79,11 +80,12 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     check_place(&args.output, args.force)?;
     let path = show::only(&args.trace)?;
     let shown = path.display().to_string();
-    let trace = import::load(&path)?;
+    let source = Source::open(&path)?;
+    let trace = source.requests().map_err(|error| anyhow!("{error}"))?;
     trace.notes.iter().for_each(|note| complain!("{shown}: {note}"));
     let stream = chosen(&trace.devices, args.device).map_err(|why| anyhow!("{shown}: {why}"))?;
-    let begun = Instant::now();
-    let found = reproduced(&args, stream, begun).map_err(|why| anyhow!("{shown}: {why}"))?;
+    let roles = if args.no_roles { vec![] } else { reproduce::purposes(&source, stream) };
+    let found = reproduced(&args, stream, &roles).map_err(|why| anyhow!("{shown}: {why}"))?;
     let text = reproduce::python(&found, !args.no_roles, args.exact);
     let n_lines = text.lines().count();
     write_whole(&args.output, args.force, |file| file.write_all(text.as_bytes()))?;
@@ -113,7 +115,12 @@ fn chosen(devices: &[OpStream], wanted: Option<u32>) -> anyhow::Result<&OpStream
     }
 }
 
-fn reproduced(args: &ReproduceArgs, stream: &OpStream, begun: Instant) -> Result<Reproduction, String> {
+fn reproduced(
+    args: &ReproduceArgs,
+    stream: &OpStream,
+    roles: &[Option<&'static str>],
+) -> Result<Reproduction, String> {
+    let begun = Instant::now();
     let budget = Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::MAX);
     let mut said = Instant::now();
     let mut watch = |progress: Progress| {
@@ -125,6 +132,5 @@ fn reproduced(args: &ReproduceArgs, stream: &OpStream, begun: Instant) -> Result
         begun.elapsed() < budget
     };
     let watcher: Option<&mut reproduce::Watcher<'_>> = if args.whole { None } else { Some(&mut watch) };
-    let roles = vec![];
-    reproduce::reproduce(stream, args.torch_version, &roles, watcher)
+    reproduce::reproduce(stream, args.torch_version, roles, watcher)
 }
