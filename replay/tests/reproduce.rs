@@ -89,8 +89,8 @@ fn program(trace: &str, to: &Path, more: &[&str]) -> Value {
 
 /// The compiled allocator of a release, such as `2.11`.
 fn oracle(release: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("GPUTRACE_ORACLE")
-        .map_or_else(|| repository().join("target/oracle"), PathBuf::from);
+    let folder =
+        std::env::var_os("GPUTRACE_ORACLE").map_or_else(|| repository().join("target/oracle"), PathBuf::from);
     let start = format!("oracle-{release}.");
     let found = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
     let mut found = found.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(&start));
@@ -206,7 +206,16 @@ impl Random {
     /// A word that no program of ours has, and what Python, a shell or a terminal might obey.
     fn name(&mut self) -> String {
         const HOSTILE: [&str; 10] = [
-            "\"\"\"", "\nimport os\n", "'); x = (", "\x1b]0;t\x07", "\u{202e}", "{0}", "%s", "\\", "#", "\u{2028}",
+            "\"\"\"",
+            "\nimport os\n",
+            "'); x = (",
+            "\x1b]0;t\x07",
+            "\u{202e}",
+            "{0}",
+            "%s",
+            "\\",
+            "#",
+            "\u{2028}",
         ];
         let hostile = HOSTILE[(self.next() % 10) as usize];
         format!("secret{:016x}{hostile}", self.next())

@@ -8,14 +8,13 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_analyse::live::{Lines, Native};
 use gputrace_analyse::story::Story;
 use gputrace_report::model::{Mood, Section, Table, Value};
 use gputrace_schemas::event::{Bytes, Event, Nanos, StackId};
 use gputrace_sim::ops::{AllocId, Op, OpStream, Pool};
 use gputrace_trace::Definitions;
 use gputrace_trace::import::Requests;
-use gputrace_trace::ledger::{Block, HeapBlock, Ledger, MemoryKind, Object, Step, Watch};
+use gputrace_trace::ledger::{Block, HeapBlock, Ledger, MemoryKind, Object, Step, Watch, call_site};
 use gputrace_trace::source::Source;
 use gputrace_trace::words::{bytes, time};
 use rustc_hash::FxHashMap;
@@ -350,10 +349,13 @@ impl Who {
 
     /// The answer.
     pub fn section(&self, definitions: &dyn Definitions) -> Section {
-        let mut lines = Lines::new(definitions, Native::Hidden);
-        let mut place = |stack: StackId| match lines.of(stack).last() {
-            Some(line) => line.to_string(),
-            None => String::new(),
+        let mut known: FxHashMap<StackId, String> = FxHashMap::default();
+        let mut place = |stack: StackId| {
+            let words = known.entry(stack).or_insert_with(|| {
+                let site = call_site(definitions, stack).filter(|site| !site.function.is_empty());
+                site.map_or_else(String::new, |site| site.to_string())
+            });
+            words.clone()
         };
         let section = Section::new("owners_of_address", format!("Who had {:#x}", self.address))
             .line(self.mood(), self.words(&mut place));

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 /// A line, and what its memory was for.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Line {
-    /// Python.
+    /// Python; of a line that does the same for each of several sizes, `{}` stands for the size.
     pub text: String,
+    /// That size.
+    pub size: Option<String>,
     /// A comment behind it.
     pub role: Option<&'static str>,
 }
@@ -16,6 +18,11 @@ pub(super) struct Line {
 const LONGEST: usize = 200;
 /// Loops are in at most so many loops.
 const DEEPEST: usize = 3;
+
+/// So many lines that differ in a size become a loop over sizes.
+const FEWEST: usize = 3;
+/// Of a row of sizes, characters.
+const WIDEST: usize = 110;
 
 /// The lines as text, with loops.
 pub(super) fn folded(lines: &[Line]) -> String {
@@ -34,13 +41,6 @@ pub(super) fn folded(lines: &[Line]) -> String {
     text
 }
 
-impl std::hash::Hash for Line {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.text.hash(state);
-        self.role.hash(state);
-    }
-}
-
 fn write_lines(text: &mut String, known: &[&Line], lines: &[u32], depth: usize) {
     let indent = "    ".repeat(depth);
     let mut at = 0;
@@ -52,11 +52,48 @@ fn write_lines(text: &mut String, known: &[&Line], lines: &[u32], depth: usize) 
             at += period * times;
             continue;
         }
+        let alike =
+            lines[at..].iter().take_while(|it| is_alike(known[**it as usize], known[lines[at] as usize]));
+        // Up to where a loop begins.
+        let alike = alike.count();
+        let alike = (1..alike).find(|n| depth < DEEPEST && repeats(&lines[at + n..]).1 > 1).unwrap_or(alike);
         let line = known[lines[at] as usize];
         let comment = line.role.map(|role| format!("  # {role}")).unwrap_or_default();
-        let _ = writeln!(text, "{indent}{}{comment}", line.text);
+        if alike >= FEWEST {
+            let sizes = lines[at..at + alike].iter().filter_map(|it| known[*it as usize].size.as_deref());
+            for row in rows(sizes) {
+                let _ = writeln!(text, "{indent}for n in ({row}):{comment}");
+                let _ = writeln!(text, "{indent}    {}", line.text.replace("{}", "n"));
+            }
+            at += alike;
+            continue;
+        }
+        let done = line.text.replace("{}", line.size.as_deref().unwrap_or("{}"));
+        let _ = writeln!(text, "{indent}{done}{comment}");
         at += 1;
     }
+}
+
+/// Whether two lines differ in nothing but a size.
+fn is_alike(one: &Line, other: &Line) -> bool {
+    one.size.is_some() && other.size.is_some() && one.text == other.text && one.role == other.role
+}
+
+/// Sizes in rows that are not too long for a line. What they have in common stands before them.
+fn rows<'a>(sizes: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut rows = vec![String::new()];
+    for size in sizes {
+        match rows.last_mut() {
+            Some(row) if row.is_empty() => row.push_str(size),
+            Some(row) if row.len() + size.len() < WIDEST => {
+                let _ = write!(row, ", {size}");
+            }
+            _ => rows.push(size.to_owned()),
+        }
+    }
+    // One size alone would be no tuple.
+    rows.iter_mut().filter(|row| !row.contains(',')).for_each(|row| row.push(','));
+    rows
 }
 
 /// The loop that saves most lines where it begins here: its lines, and how often they come.

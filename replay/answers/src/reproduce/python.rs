@@ -174,29 +174,35 @@ impl Body {
         let mut lines: Vec<Line> = vec![];
         let mut delays: BTreeMap<u32, usize> = BTreeMap::new();
         let mut kept: Vec<u32> = vec![];
-        let (mut is_delayed, mut has_refusals) = (false, false);
+        let (mut is_delayed, mut has_refusals, mut is_passing) = (false, false, false);
         let last = program.steps.len().saturating_sub(1);
         for (at, step) in program.steps.iter().enumerate() {
             match *step {
                 Step::Alloc(tensor) => {
-                    let arguments = arguments(program, tensor);
+                    let (size, place) = arguments(program, tensor);
                     let role = program.tensors[tensor as usize].role.filter(|_| wants_roles);
                     let text = match is_given_back[tensor as usize] {
-                        true => format!("{} = empty({arguments})", names.give(tensor)),
+                        // What is dropped at once needs no name.
+                        true if program.steps.get(at + 1) == Some(&Step::Free(tensor)) => {
+                            is_passing = true;
+                            format!("empty({{}}{place})")
+                        }
+                        true => format!("{} = empty({{}}{place})", names.give(tensor)),
                         false => {
                             kept.push(tensor);
-                            format!("keep.append(empty({arguments}))")
+                            format!("keep.append(empty({{}}{place}))")
                         }
                     };
-                    lines.push(Line { text, role });
+                    lines.push(Line { text, size: Some(size), role });
                 }
+                Step::Free(_) if std::mem::take(&mut is_passing) => {}
                 Step::Free(tensor) => {
                     let name = names.take(tensor);
                     match lines.last_mut() {
                         Some(line) if line.text.starts_with("del ") && line.text.len() < 90 => {
                             let _ = write!(line.text, ", {name}");
                         }
-                        _ => lines.push(Line { text: format!("del {name}"), role: None }),
+                        _ => lines.push(Line { text: format!("del {name}"), size: None, role: None }),
                     }
                 }
                 Step::Drop(tensor) => {
@@ -207,27 +213,31 @@ impl Body {
                     delays.insert(tensor, delay);
                     lines.push(Line {
                         text: format!("still_used(delays[{delay}], {name}); del {name}"),
+                        size: None,
                         role: None,
                     });
                 }
                 Step::Done(tensor) => {
                     if let Some(delay) = delays.remove(&tensor) {
                         let text = format!("delays[{delay}].synchronize()");
-                        lines.push(Line { text, role: None });
+                        lines.push(Line { text, size: None, role: None });
                     }
                 }
-                Step::Trim => lines.push(Line { text: "torch.cuda.empty_cache()".into(), role: None }),
+                Step::Trim => {
+                    lines.push(Line { text: "torch.cuda.empty_cache()".into(), size: None, role: None })
+                }
                 Step::Release(pool) => {
-                    lines.push(Line { text: format!("pool{pool}.release()"), role: None });
+                    lines.push(Line { text: format!("pool{pool}.release()"), size: None, role: None });
                 }
                 Step::Refused(tensor) => {
-                    let arguments = arguments(program, tensor);
+                    let (size, place) = arguments(program, tensor);
+                    let arguments = format!("{size}{place}");
                     has_refusals = true;
                     let text = match at == last {
                         true => format!("is_refused = refuses({arguments})"),
                         false => format!("must(refuses({arguments}))"),
                     };
-                    lines.push(Line { text, role: None });
+                    lines.push(Line { text, size: None, role: None });
                 }
             }
         }
@@ -238,7 +248,7 @@ impl Body {
 }
 
 /// What `empty` is called with.
-fn arguments(program: &Program, tensor: u32) -> String {
+fn arguments(program: &Program, tensor: u32) -> (String, String) {
     let tensor = program.tensors[tensor as usize];
     let stream = match tensor.stream {
         0 => String::new(),
@@ -248,7 +258,7 @@ fn arguments(program: &Program, tensor: u32) -> String {
         0 => String::new(),
         pool => format!(", pool=pool{pool}"),
     };
-    format!("{}{stream}{pool}", size(tensor.bytes))
+    (size(tensor.bytes), format!("{stream}{pool}"))
 }
 
 /// Names of tensors: the first that is free, so that steps that repeat read alike.

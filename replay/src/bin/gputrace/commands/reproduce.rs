@@ -8,6 +8,7 @@ use anyhow::{anyhow, bail};
 use clap::{ArgMatches, Args};
 use gputrace_replay::answers::reproduce::{self, Progress, Reproduction};
 use gputrace_replay::import::Requests;
+use gputrace_replay::ranks::jobs;
 use gputrace_replay::report::model::{Mood, Part, Report};
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
@@ -31,13 +32,16 @@ Examples:
   gputrace reproduce -o repro.py train.gtr
   gputrace reproduce -o repro.py --seconds 10 snapshot.pickle.gz
   gputrace reproduce -o repro.py --exact --whole train.gtr
+  gputrace reproduce -o repro.py job/          # the collectives of a job that hangs, for torchrun
+  gputrace reproduce -o repro.py --rank 3 job/
   python3 repro.py                             # 0 reproduced, 1 not reproduced, 2 cannot be tried here
 
 Where nothing was refused, the program comes to the same peaks of reserved and allocated bytes (docs/REPRODUCE.md).")]
 pub(super) struct ReproduceArgs {
-    /// A trace made by `gputrace record`, or a PyTorch snapshot (plain or .gz)
-    #[arg(value_name = "TRACE", value_hint = FILES)]
-    trace: Named,
+    /// A trace made by `gputrace record`, or a PyTorch snapshot (plain or .gz); of a job whose ranks' NCCL calls differ, all of its
+    /// traces, or the folder with them
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    traces: Vec<Named>,
 
     /// Python file to write
     #[arg(short, long, value_name = "FILE")]
@@ -46,6 +50,10 @@ pub(super) struct ReproduceArgs {
     /// Overwrite a file that exists
     #[arg(short = 'F', long)]
     force: bool,
+
+    /// Reproduce the memory of this rank of a job, not the job's collectives
+    #[arg(long, value_name = "N")]
+    rank: Option<u32>,
 
     /// Device to reproduce [default: the one that ran out, or that reserved most]
     #[arg(long, value_name = "ORDINAL")]
@@ -78,7 +86,12 @@ pub(super) struct ReproduceArgs {
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ReproduceArgs = super::parsed(matches)?;
     check_place(&args.output, args.force)?;
-    let path = show::only(&args.trace)?;
+    let paths = show::paths(&args.traces)?;
+    let path = match (&paths[..], args.rank) {
+        ([path], None) => path.clone(),
+        (_, Some(rank)) => of_rank(&paths, rank)?,
+        _ => return job(&args, &paths, out),
+    };
     let shown = path.display().to_string();
     let source = Source::open(&path)?;
     let trace = source.requests().map_err(|error| anyhow!("{error}"))?;
@@ -99,6 +112,45 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     json["output"] = json!(args.output.display().to_string());
     show::unless_closed(args.show.write_as(&report, &json, out))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The trace of a rank.
+fn of_rank(paths: &[PathBuf], rank: u32) -> anyhow::Result<PathBuf> {
+    for path in paths {
+        if Source::open(path)?.definitions().process().rank == Some(rank) {
+            return Ok(path.clone());
+        }
+    }
+    bail!("none of {} traces is of rank {rank}", paths.len())
+}
+
+/// The collectives of a job whose ranks' calls differ.
+fn job(args: &ReproduceArgs, paths: &[PathBuf], out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let (participants, all_read) = super::ranks::read(paths);
+    let (jobs, _) = jobs::jobs(&participants);
+    let mut why = "the traces show no job that uses NCCL".to_owned();
+    for job in &jobs {
+        match reproduce::collectives(&participants, job) {
+            Err(error) => why = error,
+            Ok(found) => {
+                write_whole(&args.output, args.force, |file| file.write_all(found.text.as_bytes()))?;
+                let section = reproduce::job_section(&found).line(
+                    Mood::Command,
+                    format!("torchrun --nproc-per-node {} {}", found.n_ranks, args.output.display()),
+                );
+                let title = format!("{} traces", paths.len());
+                let part = Part { title, sections: vec![section], ..Part::default() };
+                let report = Report { verb: "reproduce", parts: vec![part] };
+                let mut json = reproduce::job_json(&found);
+                json["schema"] = "gputrace.reproduce/1".into();
+                json["trace"] = args.traces[0].display().to_string().into();
+                json["output"] = args.output.display().to_string().into();
+                show::unless_closed(args.show.write_as(&report, &json, out))?;
+                return Ok(show::exit_code(all_read));
+            }
+        }
+    }
+    bail!("{why}; --rank N reproduces the memory of one rank")
 }
 
 /// The device to reproduce: the one that is named, that ran out, or that was asked for most.
