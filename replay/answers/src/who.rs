@@ -82,6 +82,17 @@ struct Follower {
 }
 
 impl Follower {
+    fn new(address: u64) -> Follower {
+        Follower {
+            address,
+            owners: vec![],
+            live: BTreeMap::new(),
+            n_blocks: FxHashMap::default(),
+            last: Nanos(0),
+            nearest: [None; 2],
+        }
+    }
+
     fn holds(&self, addr: u64, bytes: u64) -> bool {
         addr <= self.address && self.address - addr < bytes
     }
@@ -221,7 +232,9 @@ impl Owner {
 }
 
 impl Watch for Follower {
+    /// It may begin a second time: see [`Ledger::of`].
     fn begin(&mut self, ledger: &mut Ledger) {
+        *self = Follower::new(self.address);
         ledger.keep_steps();
     }
 
@@ -324,14 +337,7 @@ pub struct Who {
 impl Who {
     /// Looks through a trace.
     pub fn of(source: &Source, address: u64) -> Who {
-        let mut follower = Follower {
-            address,
-            owners: vec![],
-            live: BTreeMap::new(),
-            n_blocks: FxHashMap::default(),
-            last: Nanos(0),
-            nearest: [None; 2],
-        };
+        let mut follower = Follower::new(address);
         let story = Story::watched(source, &mut follower);
         for at in 0..follower.owners.len() {
             if follower.owners[at].until.is_none() {

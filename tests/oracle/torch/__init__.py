@@ -49,10 +49,12 @@ class Harness:
     def segments(self):
         self.say("layout")
         self.say("stats")
-        found = []
+        found, is_over = [], False
         while True:
             line = self.answer()
-            if line.startswith("segment "):
+            # Statistics follow, of which one has the same name.
+            is_over = is_over or line.startswith("allocation ")
+            if line.startswith("segment ") and not is_over:
                 _, address, *blocks = line.split()
                 total = sum(int(block[:-1]) for block in blocks)
                 found.append({"address": int(address, 16), "total_size": total})
