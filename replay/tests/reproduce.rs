@@ -3,6 +3,7 @@
 //! The allocator is the one of `make oracle`; `tests/oracle/torch` is the part of PyTorch that the programs use, in front of it. So the
 //! very file that a user would attach to an issue is run, with addresses that ascend and with addresses that descend.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -11,7 +12,15 @@ use gputrace_replay::import::{Requests, of_recording};
 use gputrace_replay::trace::Recording;
 use gputrace_replay::trace::scene::recording;
 use gputrace_replay::trace::source::Source;
-use gputrace_schemas::event::*;
+use gputrace_schemas::event::Frame;
+use gputrace_sim::addresses::{AddressSpace, Bump, Direction};
+use gputrace_sim::device::Device;
+use gputrace_sim::ops::{
+    AllocId, Allocation, Builder, DriverCall, DriverEvent, NO_SEGMENT, Op, OpStream, PoolIdx, RecordedOom,
+    StreamIdx,
+};
+use gputrace_sim::policies::torch::{Torch, parse, profile};
+use gputrace_sim::simulator::{Unobserved, run};
 use serde_json::Value;
 
 fn repository() -> PathBuf {
@@ -273,4 +282,181 @@ fn no_word_of_a_program_is_in_a_thousand_files() {
         assert!(text.chars().all(is_plain), "{text}");
     }
     assert_eq!((n_files, n_roles > 0), (1000, true));
+}
+
+/// Writes down what the simulated driver was asked, as a recording has it.
+struct Recorder<'a> {
+    bump: Bump,
+    calls: &'a RefCell<Vec<DriverEvent>>,
+    op: u32,
+}
+
+impl Recorder<'_> {
+    fn call(&self, call: DriverCall, address: u64, bytes: u64) {
+        let event = DriverEvent { before_op: self.op, call, address, bytes, segment: NO_SEGMENT };
+        self.calls.borrow_mut().push(event);
+    }
+}
+
+impl AddressSpace for Recorder<'_> {
+    fn map(&mut self, bytes: u64, op: u32) -> Option<u64> {
+        self.op = op;
+        let address = self.bump.map(bytes, op)?;
+        self.call(DriverCall::Alloc, address, bytes);
+        Some(address)
+    }
+
+    fn unmap(&mut self, address: u64, bytes: u64) {
+        self.call(DriverCall::Free, address, bytes);
+    }
+
+    fn reserve(&mut self, bytes: u64) -> u64 {
+        self.bump.reserve(bytes)
+    }
+
+    fn commit(&mut self, address: u64, bytes: u64) -> bool {
+        self.call(DriverCall::Map, address, bytes);
+        true
+    }
+
+    fn decommit(&mut self, address: u64, bytes: u64) {
+        self.call(DriverCall::Unmap, address, bytes);
+    }
+}
+
+/// What a random program has beside tensors of one stream.
+#[derive(Clone, Copy, PartialEq)]
+enum Flavour {
+    Plain,
+    Streams,
+    Delays,
+    MemPools,
+    Graphs,
+}
+
+/// A run that ended in a refusal, as a recording of it; none where a thousand requests fitted.
+fn refused_run(seed: u64, flavour: Flavour, version: (u8, u8), options: &str) -> Option<OpStream> {
+    const MIB: u64 = 1 << 20;
+    let mut random = Random(seed);
+    let mut below = |bound: u64| random.next() % bound;
+    let n_streams = if matches!(flavour, Flavour::Streams | Flavour::Delays) { 3 } else { 1 };
+    let n_pools = if matches!(flavour, Flavour::MemPools | Flavour::Graphs) { 3 } else { 1 };
+    let mut builder = Builder::new(0);
+    for stream in 0..n_streams {
+        builder.stream(stream * 0x1000).unwrap();
+    }
+    for pool in 1..n_pools {
+        builder.pool(if flavour == Flavour::Graphs { (pool, 0) } else { (0, pool) }).unwrap();
+    }
+    const MOST: [u64; 4] = [4000, 3 * MIB, 40 * MIB, 200 * MIB];
+    let mut sizes = vec![];
+    for _ in 0..12 {
+        let most = MOST[below(4) as usize];
+        sizes.push(1 + below(most));
+    }
+    let mut live: Vec<AllocId> = vec![];
+    let mut delayed: Vec<AllocId> = vec![];
+    for _ in 0..1000 {
+        match below(20) {
+            0..=10 => {
+                if flavour == Flavour::Delays && delayed.len() > 3 {
+                    delayed.drain(..).for_each(|id| builder.op(Op::FreeCompleted(id)));
+                }
+                let requested = sizes[below(12) as usize];
+                let (stream, pool) = (StreamIdx(below(n_streams) as u16), PoolIdx(below(n_pools) as u16));
+                let stack = gputrace_sim::ops::StackId::NONE;
+                live.push(builder.alloc(Allocation { requested, address: 0, stack, stream, pool }));
+            }
+            11..=17 if !live.is_empty() => {
+                let id = live.swap_remove(below(live.len() as u64) as usize);
+                builder.op(Op::FreeRequested(id));
+                match flavour == Flavour::Delays && below(2) == 0 {
+                    true => delayed.push(id),
+                    false => builder.op(Op::FreeCompleted(id)),
+                }
+            }
+            18 => builder.op(Op::Trim),
+            _ => {}
+        }
+    }
+    let mut stream = builder.finish();
+    stream.knows_pools = true;
+    stream.settings.torch_version = Some(version);
+    stream.settings.options = Some(options.to_owned());
+    let limit = (512 + below(1500)) * MIB;
+    let profile = profile(version).unwrap();
+    let calls = RefCell::new(vec![]);
+    let mut policy =
+        Torch::new(parse(options, profile).unwrap(), *profile, n_streams as usize, n_pools as usize);
+    let space = Recorder { bump: Bump::new(Direction::Ascending), calls: &calls, op: 0 };
+    let mut device = Device::new(u64::MAX, Some(limit), Box::new(space));
+    let refusal = run(&stream, &mut policy, &mut device, &mut Unobserved).oom?;
+    drop(device);
+    stream.driver = calls.into_inner();
+    let Op::Alloc(id) = stream.ops[refusal.op] else { panic!("a request was refused") };
+    let Allocation { requested, stream: own, pool, stack, .. } = *stream.allocation(id);
+    stream.ops.truncate(refusal.op);
+    stream.ops.push(Op::Oom(0));
+    // Of half of them the driver is said to have refused it.
+    let device_free = if seed.is_multiple_of(2) && options.is_empty() { limit - refusal.reserved } else { 0 };
+    stream.ooms.push(RecordedOom { rounded: requested, device_free, stream: Some(own), pool, stack });
+    Some(stream)
+}
+
+#[test]
+fn refusals_of_all_kinds_are_refused_by_pytorchs_own_allocator() {
+    let folder = folder("kinds");
+    let flavours = [
+        ("plain", Flavour::Plain, ""),
+        ("streams", Flavour::Streams, ""),
+        ("delays", Flavour::Delays, ""),
+        ("mempools", Flavour::MemPools, ""),
+        ("graphs", Flavour::Graphs, ""),
+        ("expandable", Flavour::Plain, "expandable_segments:True"),
+        ("split", Flavour::Streams, "max_split_size_mb:64"),
+        ("roundup", Flavour::Plain, "roundup_power2_divisions:[64:2,256:4,>:8]"),
+        ("collected", Flavour::Plain, "garbage_collection_threshold:0.7"),
+    ];
+    let (mut table, mut n_run, mut n_written, mut lengths) = (String::new(), 0, 0, vec![]);
+    for (name, flavour, options) in flavours {
+        for (seed, version) in [(1, (2, 11)), (2, (2, 11)), (3, (2, 9)), (4, (2, 15)), (5, (2, 13))] {
+            let Some(stream) = refused_run(seed, flavour, version, options) else { continue };
+            let label = format!("{name}-{seed} of {}.{}", version.0, version.1);
+            let mut go_on = |_| true;
+            let watcher: Option<&mut reproduce::Watcher<'_>> = Some(&mut go_on);
+            let found = match reproduce::reproduce(&stream, None, &[], watcher) {
+                Ok(found) => found,
+                Err(why) => {
+                    table += &format!("{label:24} no program: {why}\n");
+                    continue;
+                }
+            };
+            n_written += 1;
+            let text = reproduce::python(&found, true, false);
+            let file = folder.join(format!("{name}-{seed}.py"));
+            std::fs::write(&file, &text).unwrap();
+            let (before, after, n_lines) = (found.n_before, found.program.n_requests(), text.lines().count());
+            lengths.push(n_lines);
+            let reproduce::Goal::Refusal(reasons) = found.goal else {
+                panic!("{label}: nothing was refused")
+            };
+            table += &format!(
+                "{label:24} {before:>4} -> {after:>3} requests {n_lines:>4} lines  {}\n",
+                reasons.words()
+            );
+            let release = format!("{}.{}", version.0, version.1);
+            let Some(oracle) = oracle(&release) else { continue };
+            n_run += 1;
+            let ways: &[bool] = if found.is_sure { &[false, true] } else { &[false] };
+            for is_descending in ways {
+                let output = on_oracle(&oracle, &file, *is_descending);
+                let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                let error = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert!(output.status.success(), "{label}: {said}{error}\n{text}\n{table}");
+            }
+        }
+    }
+    lengths.sort_unstable();
+    println!("{table}{n_written} programs, {n_run} run; median length {} lines", lengths[lengths.len() / 2]);
+    assert!(n_written >= 40, "{table}");
 }

@@ -6,11 +6,15 @@ Every call goes to the harness (`harness.cpp`), which runs the allocator of that
 device in bytes (80 GiB), ORACLE_DESCENDING=1 hands out addresses from above.
 """
 import os
+import signal
 import subprocess
 
 uint8 = "uint8"
 __version__ = os.environ["ORACLE"].rsplit("-", 1)[1]
 TOTAL = int(os.environ.get("ORACLE_MEMORY", 80 << 30))
+
+
+signal.alarm(300)  # an oracle from before `live` answers nothing
 
 
 class OutOfMemoryError(RuntimeError):

@@ -47,6 +47,12 @@ pub fn section(device: u32, of: &Reproduction, n_lines: usize) -> Section {
 
 fn remarks(of: &Reproduction) -> Vec<(Mood, String)> {
     let mut all = vec![];
+    if let Goal::Refusal(reasons) = of.goal
+        && reasons.is_no_fault()
+    {
+        let text = "the allocator has no part in it: more was asked for than there was; `gputrace oom` shows who held the rest";
+        all.push((Mood::Note, text.to_owned()));
+    }
     if !of.is_as_recorded() {
         let found = match of.goal {
             Goal::Refusal(_) => of.whole.at_refusal.map_or(0, |(reserved, _)| reserved),

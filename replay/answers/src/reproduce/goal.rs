@@ -40,6 +40,13 @@ pub struct Reasons {
 }
 
 impl Reasons {
+    /// No other allocator, and no other use of this one, would have served it.
+    pub fn is_no_fault(&self) -> bool {
+        let fails =
+            self.fails_again && self.fails_on_one_stream && self.fails_in_one_pool && self.fails_at_once;
+        fails && !self.is_fragmented && self.fails_expandable != Some(false)
+    }
+
     /// In words, for the head of the program; the first that holds is the one to look at.
     pub fn words(&self) -> &'static str {
         match self {
