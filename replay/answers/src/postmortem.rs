@@ -371,8 +371,10 @@ pub fn remedies_sections(postmortem: &Postmortem, machine: Machine, trace: &dyn 
         let capacity =
             left.map(|left| Capacity::Limit(left, left)).or_else(|| postmortem.capacity(device))?;
         let found = stream.clone().and_then(|stream| remedies(stream, capacity, machine.torch_version));
-        let is_exact = found.as_ref().is_ok_and(|trial| trial.best().is_ok());
-        let report = is_exact.then(|| {
+        // The allocator has a part in it, and the replay is the run.
+        let is_worth_it =
+            found.as_ref().is_ok_and(|trial| trial.best().is_ok_and(|(_, best)| best.is_some()));
+        let report = is_worth_it.then(|| {
             let command = format!("gputrace reproduce -o repro.py {}", quote(postmortem.story.named()));
             let text = "to report it: a short program on PyTorch alone that fails in the same way, without your code";
             [(Mood::Note, text.to_owned()), (Mood::Command, command)]

@@ -117,11 +117,9 @@ impl Follower {
     }
 
     fn lost(&mut self, serial: u64, is_block: bool, event: &Event) {
-        let is_it = |owner: &&mut Owner| {
-            owner.serial == serial && owner.is_block() == is_block && owner.until.is_none()
-        };
-        let Some(at) = self.owners.iter_mut().rev().position(|mut owner| is_it(&&mut owner)) else { return };
-        let at = self.owners.len() - 1 - at;
+        let is_it =
+            |owner: &Owner| owner.serial == serial && owner.is_block() == is_block && owner.until.is_none();
+        let Some(at) = self.owners.iter().rposition(is_it) else { return };
         let beside = self.beside(&self.owners[at]);
         let owner = &mut self.owners[at];
         (owner.until, owner.freed_by, owner.beside) = (Some(event.time), event.stack, beside);

@@ -6,7 +6,7 @@ use gputrace_sim::bytes::iec;
 use gputrace_trace::words;
 use serde_json::{Value as Json, json};
 
-use super::{Collectives, Goal, Reproduction};
+use super::{Goal, Reproduction};
 
 /// What there is to say of a program of so many lines.
 #[must_use]
@@ -101,32 +101,6 @@ pub fn json(device: u32, of: &Reproduction, n_lines: usize) -> Json {
         "is_as_recorded": of.is_as_recorded(),
         "is_sure": of.is_sure,
         "is_complete": !of.is_cut_short,
-        "notes": of.notes,
-    })
-}
-
-/// What there is to say of a job's collectives.
-#[must_use]
-pub fn job_section(of: &Collectives) -> Section {
-    let (before, left) = of.n_calls;
-    let n_lines = of.text.lines().count() as u64;
-    Section::new("reproduction", "A program of the job's collectives")
-        .fact("n_lines", "lines", Value::Count(n_lines))
-        .remark("n_calls", "calls", Value::Count(left as u64), format!("of {}", words::count(before as u64)))
-        .fact("n_ranks", "ranks", Value::Count(u64::from(of.n_ranks)))
-        .line(Mood::Note, "each rank makes its own calls, from shortly before they differ")
-        .lines(of.notes.iter().map(|note| (Mood::Note, note.clone())))
-}
-
-/// The same for programs.
-#[must_use]
-pub fn job_json(of: &Collectives) -> Json {
-    json!({
-        "kind": "collectives",
-        "n_lines": of.text.lines().count(),
-        "n_ranks": of.n_ranks,
-        "n_requests_before": of.n_calls.0,
-        "n_requests": of.n_calls.1,
         "notes": of.notes,
     })
 }

@@ -6,8 +6,6 @@
 //! ```
 
 mod answer;
-mod collectives;
-mod fold;
 mod goal;
 mod program;
 mod purposes;
@@ -19,8 +17,7 @@ use goal::Judge;
 use gputrace_sim::ops::OpStream;
 use gputrace_sim::whatif::Laboratory;
 
-pub use answer::{job_json, job_section, json, section};
-pub use collectives::{Collectives, collectives};
+pub use answer::{json, section};
 pub use goal::{Goal, Reasons};
 pub use program::{Figures, PoolKind, Program, Step, Tensor};
 pub use purposes::purposes;

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use gputrace_report::fold::{Line, folded};
 use gputrace_sim::addresses::Direction;
 use gputrace_sim::policies::torch::{Options, variables};
 
 use super::Reproduction;
-use super::fold::{Line, folded};
 use super::goal::Goal;
 use super::program::{PoolKind, Program, Step};
 

@@ -188,9 +188,7 @@ fn tensors(stream: &OpStream, roles: &[Option<&'static str>]) -> Vec<Tensor> {
 }
 
 fn pools(stream: &OpStream) -> Vec<PoolKind> {
-    let has = |pool: u16, wanted: PoolChange| {
-        stream.ops.iter().any(|op| *op == Op::ChangePool(PoolIdx(pool), wanted))
-    };
+    let has = |pool: u16, wanted: PoolChange| stream.ops.contains(&Op::ChangePool(PoolIdx(pool), wanted));
     let kind = |number: u16| match stream.pool(PoolIdx(number)) {
         pool if pool.is_capture() || pool.is_guessed() || !stream.knows_pools => PoolKind::Graph,
         _ => PoolKind::MemPool {

@@ -9,6 +9,7 @@ use clap::{ArgMatches, Args};
 use gputrace_replay::answers::reproduce::{self, Progress, Reproduction};
 use gputrace_replay::import::Requests;
 use gputrace_replay::ranks::jobs;
+use gputrace_replay::ranks::reproduce as collectives;
 use gputrace_replay::report::model::{Mood, Part, Report};
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
@@ -130,18 +131,18 @@ fn job(args: &ReproduceArgs, paths: &[PathBuf], out: &mut Screen) -> anyhow::Res
     let (jobs, _) = jobs::jobs(&participants);
     let mut why = "the traces show no job that uses NCCL".to_owned();
     for job in &jobs {
-        match reproduce::collectives(&participants, job) {
+        match collectives::collectives(&participants, job) {
             Err(error) => why = error,
             Ok(found) => {
                 write_whole(&args.output, args.force, |file| file.write_all(found.text.as_bytes()))?;
-                let section = reproduce::job_section(&found).line(
+                let section = collectives::section(&found).line(
                     Mood::Command,
                     format!("torchrun --nproc-per-node {} {}", found.n_ranks, args.output.display()),
                 );
                 let title = format!("{} traces", paths.len());
                 let part = Part { title, sections: vec![section], ..Part::default() };
                 let report = Report { verb: "reproduce", parts: vec![part] };
-                let mut json = reproduce::job_json(&found);
+                let mut json = collectives::json_of(&found);
                 json["schema"] = "gputrace.reproduce/1".into();
                 json["trace"] = args.traces[0].display().to_string().into();
                 json["output"] = args.output.display().to_string().into();

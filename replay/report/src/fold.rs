@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 /// A line, and what its memory was for.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Line {
+pub struct Line {
     /// Python; of a line that does the same for each of several sizes, `{}` stands for the size.
     pub text: String,
     /// That size.
@@ -25,7 +25,8 @@ const FEWEST: usize = 3;
 const WIDEST: usize = 110;
 
 /// The lines as text, with loops.
-pub(super) fn folded(lines: &[Line]) -> String {
+#[must_use]
+pub fn folded(lines: &[Line]) -> String {
     let mut numbers: HashMap<&Line, u32> = HashMap::new();
     let mut known: Vec<&Line> = vec![];
     let mut sequence: Vec<u32> = vec![];

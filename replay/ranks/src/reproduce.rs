@@ -8,11 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use gputrace_ranks::calls::{LOST_CALL, Lane, Participant, Reduction, Signature};
-use gputrace_ranks::jobs::{Job, Member};
+use super::calls::{LOST_CALL, Lane, Participant, Reduction, Signature};
+use super::jobs::{Job, Member};
+use gputrace_report::fold::{Line, folded};
+use gputrace_report::model::{Mood, Section, Value};
 use gputrace_schemas::event::{Nanos, NcclOp};
-
-use super::fold::{Line, folded};
+use gputrace_trace::words;
+use serde_json::{Value as Json, json};
 
 /// Of the calls that all ranks of a communicator make alike, so many of the last are kept: that it was used matters.
 const KEPT: usize = 1;
@@ -103,6 +105,32 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
     }
     text.push_str(TAIL);
     Ok(Collectives { text, n_ranks, n_calls: (n_before, n_left), notes: notes.into_iter().collect() })
+}
+
+/// What there is to say of a job's collectives.
+#[must_use]
+pub fn section(of: &Collectives) -> Section {
+    let (before, left) = of.n_calls;
+    let n_lines = of.text.lines().count() as u64;
+    Section::new("reproduction", "A program of the job's collectives")
+        .fact("n_lines", "lines", Value::Count(n_lines))
+        .remark("n_calls", "calls", Value::Count(left as u64), format!("of {}", words::count(before as u64)))
+        .fact("n_ranks", "ranks", Value::Count(u64::from(of.n_ranks)))
+        .line(Mood::Note, "each rank makes its own calls, from shortly before they differ")
+        .lines(of.notes.iter().map(|note| (Mood::Note, note.clone())))
+}
+
+/// The same for programs.
+#[must_use]
+pub fn json_of(of: &Collectives) -> Json {
+    json!({
+        "kind": "collectives",
+        "n_lines": of.text.lines().count(),
+        "n_ranks": of.n_ranks,
+        "n_requests_before": of.n_calls.0,
+        "n_requests": of.n_calls.1,
+        "notes": of.notes,
+    })
 }
 
 /// What a member called, in the order of its calls.
