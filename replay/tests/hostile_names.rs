@@ -73,6 +73,19 @@ const RUNS: &[(&str, &[&str])] = &[
     ("oom", &["TRACE", "OOM", "PICKLE", "CUT"]),
     ("diff", &["TRACE OOM", "OOM TRACE --by stack --fail-on-increase 0%", "TRACE PICKLE", "TRACE MISSING"]),
     ("replay", &["OOM", "PICKLE", "LOG", "OOM --policy torch --policy MISSING", "OOM --limit 1GiB", "TRACE"]),
+    (
+        "reproduce",
+        &[
+            "-F -o NEW OOM",
+            "-F -o NEW PICKLE",
+            "-F --whole --exact -o NEW OOM",
+            "-F -o NEW LOG",
+            "-F -o NEW CUT",
+            "-o PLAIN OOM",
+            "-F -o NEW MISSING",
+        ],
+    ),
+    ("who", &["0x7f0000000000 TRACE", "1000 OOM", "0x10 PICKLE", "MISSING TRACE", "1 CUT"]),
     ("tune", &["OOM", "PICKLE", "LOG", "TRACE", "OOM --limit 1GiB"]),
     (
         "budget",

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// Verbs with what they need beside the trace.
-const ASKED: [(&str, &[&str]); 16] = [
+const ASKED: [(&str, &[&str]); 18] = [
     ("report", &[]),
     ("summary", &[]),
     ("stats", &[]),
@@ -15,6 +15,8 @@ const ASKED: [(&str, &[&str]); 16] = [
     ("oom", &[]),
     ("diff", &["empty-cache-loop.gtr"]),
     ("replay", &["--policy", "torch", "--policy", "bfc", "--limit", "1GiB", "--device-memory", "2GiB"]),
+    ("reproduce", &["-F", "-o", concat!(env!("CARGO_TARGET_TMPDIR"), "/schemas.py")]),
+    ("who", &["0x7f5c40000200"]),
     ("tune", &["--limit", "300MiB"]),
     ("tune", &["caught-oom.gtr", "varying-lengths.gtr"]),
     ("budget", &["--limit", "2GiB", "--utilization", "0.9", "--between", "10ms,20ms"]),

@@ -28,6 +28,8 @@ const WITHOUT: &[(&str, &str)] = &[
     ("record", "its screen is the program's; what it says is held by tests/record.rs"),
     ("html", "writes a file, whose page is held by page/test"),
     ("export", "writes what other programs read"),
+    ("reproduce", "writes a program; held by tests/reproduce.rs"),
+    ("who", "is asked of an address; held by tests/who.rs"),
     ("reduce", "writes what other verbs read; held by replay/src/reduce/tests.rs"),
     ("map", "says one line; what it writes is held by tests/cli/files.rs and tests/executors"),
     ("upload", "needs a store; held by tests/objects"),

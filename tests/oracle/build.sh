@@ -61,6 +61,7 @@ for version in "$@"; do
     grep -q 'setUseOnOOM' $header && flags+=" -DHAVE_OVERFLOW"
     grep -A4 'inline void setUseOnOOM' $header | grep -q 'bool use_on_oom' && flags+=" -DHAVE_OVERFLOW_FLAG"
     grep -q 'setNoSplit' $header && flags+=" -DHAVE_NO_SPLIT"
+    grep -q 'emptyCache(MempoolId_t' $header && flags+=" -DHAVE_POOL_TRIM"
     grep -qs 'num_device_alloc' $statistics && flags+=" -DHAVE_DEVICE_COUNTERS"
     grep -qs 'num_oom_rejections' $statistics && flags+=" -DHAVE_REJECTIONS"
     abi=0

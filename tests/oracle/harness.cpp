@@ -12,7 +12,9 @@
 //   stats                     -> one line a statistic
 //   layout                    -> one line a segment
 //   time N ROUNDS             -> seconds that the N commands that follow take, ROUNDS times over (alloc and free only)
+//   trimpool POOL             (emptyCache of one pool, likewise)
 //   stop                      ends the program -> "ended STATUS"
+//   live TOTAL DIRECTION      instead of `run`: each command is answered before the next is read, up to `stop`, which ends the process
 //
 // Every program runs in a fork of its own, so that one process serves thousands of them and an assertion of PyTorch ends
 // only one.
@@ -196,10 +198,14 @@ static void serve(std::istream& in) {
 #ifdef HAVE_NO_SPLIT
             } else if (verb == "whole") { words >> pool; allocator::setNoSplit(0, {0, pool});
 #endif
+#ifdef HAVE_POOL_TRIM
+            } else if (verb == "trimpool") { words >> pool; allocator::emptyCache({0, pool});
+#endif
             } else if (verb == "watch") { watches = true; fence::raise();
             } else if (verb == "time") { size_t count, rounds; words >> count >> rounds; time_allocator(in, count, rounds);
             } else if (verb == "stats") { print_stats();
             } else if (verb == "layout") { print_layout();
+            } else if (verb == "stop") { return;
             } else { printf("error unknown command %s\n", verb.c_str()); }
         } catch (const c10::Error& e) {
             printf("error %s\n", std::string(e.what_without_backtrace()).substr(0, 200).c_str());
@@ -229,6 +235,7 @@ int main() {
     while (std::getline(std::cin, line)) {
         unsigned long long total = 0;
         int ascending = 1, status = 0;
+        if (sscanf(line.c_str(), "live %llu %d", &total, &ascending) == 2) run_program(total, ascending, std::cin);
         if (sscanf(line.c_str(), "run %llu %d", &total, &ascending) != 2) continue;
         std::string program;
         while (std::getline(std::cin, line) && line != "stop") program += line + "\n";

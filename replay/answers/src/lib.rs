@@ -16,10 +16,12 @@ pub mod predict;
 pub mod predict_ranks;
 pub mod remedies;
 pub mod replay;
+pub mod reproduce;
 pub mod tree;
 pub mod tune;
 pub mod verdict;
 pub mod whatif;
+pub mod who;
 
 use gputrace_report::model::Part;
 

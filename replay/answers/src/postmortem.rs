@@ -371,12 +371,21 @@ pub fn remedies_sections(postmortem: &Postmortem, machine: Machine, trace: &dyn 
         let capacity =
             left.map(|left| Capacity::Limit(left, left)).or_else(|| postmortem.capacity(device))?;
         let found = stream.clone().and_then(|stream| remedies(stream, capacity, machine.torch_version));
+        // The allocator has a part in it, and the replay is the run.
+        let is_worth_it =
+            found.as_ref().is_ok_and(|trial| trial.best().is_ok_and(|(_, best)| best.is_some()));
+        let report = is_worth_it.then(|| {
+            let command = format!("gputrace reproduce -o repro.py {}", quote(postmortem.story.named()));
+            let text = "to report it: a short program on PyTorch alone that fails in the same way, without your code";
+            [(Mood::Note, text.to_owned()), (Mood::Command, command)]
+        });
         let named = others.iter().map(|(name, held)| format!("{name} {}", bytes(Bytes(*held))));
         let named = named.collect::<Vec<_>>().join(", ");
         let note = format!("others had their part of the limit then: {named}");
         let note = (!named.is_empty()).then_some((Mood::Note, note));
         let per_step = postmortem.leaks_of(device).first().map(|largest| largest.per_step);
-        Some(remedies_section(device, capacity, found, stream.ok(), per_step).lines(note))
+        let section = remedies_section(device, capacity, found, stream.ok(), per_step);
+        Some(section.lines(note).lines(report.into_iter().flatten()))
     };
     postmortem.torch_devices().filter_map(of_device).collect()
 }

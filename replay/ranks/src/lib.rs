@@ -25,6 +25,7 @@ mod names;
 pub mod packed;
 mod places;
 pub mod report;
+pub mod reproduce;
 mod runs;
 pub mod scene;
 mod sections;

@@ -5,6 +5,7 @@ mod leaving;
 mod majority;
 mod names;
 mod reading;
+mod reproduce;
 mod running;
 mod shared;
 mod stragglers;

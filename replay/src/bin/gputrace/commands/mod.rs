@@ -35,6 +35,7 @@ mod recover;
 mod reduce;
 mod replay;
 mod report;
+mod reproduce;
 mod serve;
 mod stacks;
 mod stats;
@@ -44,6 +45,8 @@ mod top;
 mod tree;
 mod tune;
 mod upload;
+
+mod who;
 mod witness;
 
 /// Something that `gputrace` does.
@@ -114,9 +117,11 @@ const VERBS: &[Verb] = &[
     oom::VERB,
     diff::VERB,
     replay::VERB,
+    reproduce::VERB,
     tune::VERB,
     budget::VERB,
     predict::VERB,
+    who::VERB,
     ranks::VERB,
     stacks::VERB,
     reduce::VERB,

@@ -98,7 +98,7 @@ fn capacity(text: &str) -> Result<u64, String> {
     }
 }
 
-fn version(text: &str) -> Result<(u8, u8), String> {
+pub(super) fn version(text: &str) -> Result<(u8, u8), String> {
     torch_release(text).ok_or_else(|| format!("`{text}` is not a release; write X.Y, such as 2.11"))
 }
 

@@ -1,0 +1,323 @@
+//! The collectives of a job as a program for `torchrun`, from shortly before the ranks' calls differ.
+//!
+//! ```text
+//!  rank 0  a a a │ a b B      what all ranks called alike is left out but for the last
+//!  rank 1  a a a │ a B        each rank then makes its own calls, in its own order
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use super::calls::{LOST_CALL, Lane, Participant, Reduction, Signature};
+use super::jobs::{Job, Member};
+use gputrace_report::fold::{Line, folded};
+use gputrace_report::model::{Mood, Section, Value};
+use gputrace_schemas::event::{Nanos, NcclOp};
+use gputrace_trace::words;
+use serde_json::{Value as Json, json};
+
+/// Of the calls that all ranks of a communicator make alike, so many of the last are kept: that it was used matters.
+const KEPT: usize = 1;
+/// Data types of NCCL that `torch` has, by `ncclDataType_t` (nccl.h 2.32).
+const TYPES: [&str; 10] =
+    ["int8", "uint8", "int32", "int32", "int64", "int64", "float16", "float32", "float64", "bfloat16"];
+/// Reductions, by `ncclRedOp_t`.
+const REDUCTIONS: [&str; 5] = ["SUM", "PRODUCT", "MAX", "MIN", "AVG"];
+
+/// A program of a job's collectives.
+pub struct Collectives {
+    /// Python.
+    pub text: String,
+    /// Ranks.
+    pub n_ranks: u32,
+    /// Calls that all ranks made, and those that are left.
+    pub n_calls: (usize, usize),
+    /// What the program cannot repeat.
+    pub notes: Vec<String>,
+}
+
+/// Calls of one rank on one communicator.
+type Calls = Vec<(Lane, usize, Signature, Nanos)>;
+
+/// Writes the program of a job.
+///
+/// # Errors
+/// The ranks' calls do not differ, or too little is known of them.
+pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collectives, String> {
+    let mut notes: BTreeSet<String> = BTreeSet::new();
+    let mut groups: Vec<Vec<u32>> = vec![];
+    let mut of_ranks: BTreeMap<u32, Vec<(Nanos, usize, Lane, Signature)>> = BTreeMap::new();
+    let (mut n_before, mut is_unequal) = (0, false);
+    for communicator in &job.communicators {
+        let members: Vec<(u32, u32, Calls)> = communicator
+            .all()
+            .map(|(rank, member)| (rank, job.rank(member), calls(participants, member)))
+            .collect();
+        n_before += members.iter().map(|(.., calls)| calls.len()).sum::<usize>();
+        if !communicator.missing().is_empty() || !communicator.unplaced.is_empty() {
+            notes.insert("ranks without a trace make no calls".to_owned());
+        }
+        let from = first_difference(&members);
+        is_unequal |= from.is_some();
+        let Some(from) = from else { continue };
+        let group = groups.len();
+        groups.push(members.iter().map(|(_, rank, _)| *rank).collect());
+        for (_, rank, calls) in &members {
+            let own = of_ranks.entry(*rank).or_default();
+            let kept = calls.iter().filter(|(lane, number, ..)| match lane {
+                Lane::Collective => *number + KEPT >= from,
+                Lane::Send(_) | Lane::Receive(_) => true,
+                Lane::Management | Lane::OneSided => false,
+            });
+            own.extend(kept.map(|(lane, _, signature, time)| (*time, group, *lane, *signature)));
+        }
+    }
+    if !is_unequal {
+        return Err(
+            "the ranks' calls do not differ: each communicator saw the same ones from all of its ranks"
+                .into(),
+        );
+    }
+    let n_ranks = job.n_ranks.max(of_ranks.keys().last().map_or(0, |rank| rank + 1));
+    let mut text = HEAD.replace("{ranks}", &n_ranks.to_string());
+    let _ = writeln!(text, "WORLD = {n_ranks}");
+    let _ = writeln!(text, "GROUPS = {groups:?}  # ranks of each communicator");
+    text.push_str(HELPERS);
+    let mut n_left = 0;
+    for (rank, mut own) in of_ranks {
+        own.sort_by_key(|(time, ..)| *time);
+        n_left += own.len();
+        let lines: Vec<Line> = own
+            .iter()
+            .filter_map(|(_, group, lane, signature)| {
+                let text = call(*group, *lane, signature, &groups[*group], &mut notes)?;
+                Some(Line { text, size: None, role: None })
+            })
+            .collect();
+        let _ = writeln!(text, "\n\ndef rank_{rank}():");
+        let body = folded(&lines);
+        if body.is_empty() {
+            text.push_str("    pass\n");
+        }
+        body.lines().for_each(|line| {
+            let _ = writeln!(text, "    {line}");
+        });
+    }
+    text.push_str(TAIL);
+    Ok(Collectives { text, n_ranks, n_calls: (n_before, n_left), notes: notes.into_iter().collect() })
+}
+
+/// What there is to say of a job's collectives.
+#[must_use]
+pub fn section(of: &Collectives) -> Section {
+    let (before, left) = of.n_calls;
+    let n_lines = of.text.lines().count() as u64;
+    Section::new("reproduction", "A program of the job's collectives")
+        .fact("n_lines", "lines", Value::Count(n_lines))
+        .remark("n_calls", "calls", Value::Count(left as u64), format!("of {}", words::count(before as u64)))
+        .fact("n_ranks", "ranks", Value::Count(u64::from(of.n_ranks)))
+        .line(Mood::Note, "each rank makes its own calls, from shortly before they differ")
+        .lines(of.notes.iter().map(|note| (Mood::Note, note.clone())))
+}
+
+/// The same for programs.
+#[must_use]
+pub fn json_of(of: &Collectives) -> Json {
+    json!({
+        "kind": "collectives",
+        "n_lines": of.text.lines().count(),
+        "n_ranks": of.n_ranks,
+        "n_requests_before": of.n_calls.0,
+        "n_requests": of.n_calls.1,
+        "notes": of.notes,
+    })
+}
+
+/// What a member called, in the order of its calls.
+fn calls(participants: &[Participant], member: Member) -> Calls {
+    let membership = &participants[member.participant].memberships[member.membership];
+    let mut all: Calls = vec![];
+    for (lane, sequence) in &membership.lanes {
+        for (number, (kind, time)) in sequence.kinds.iter().zip(&sequence.enters).enumerate() {
+            if *kind != LOST_CALL
+                && let Some(kind) = membership.kinds.get(*kind as usize)
+            {
+                all.push((*lane, number, kind.signature, *time));
+            }
+        }
+    }
+    all.sort_by_key(|(.., time)| *time);
+    all
+}
+
+/// The number of the first collective that not all members called alike; none where all are alike.
+fn first_difference(members: &[(u32, u32, Calls)]) -> Option<usize> {
+    let collectives = |calls: &Calls| -> Vec<Signature> {
+        let own = calls.iter().filter(|(lane, ..)| *lane == Lane::Collective);
+        own.map(|(_, _, signature, _)| signature.normal()).collect()
+    };
+    let all: Vec<Vec<Signature>> = members.iter().map(|(.., calls)| collectives(calls)).collect();
+    let shortest = all.iter().map(Vec::len).min().unwrap_or(0);
+    let longest = all.iter().map(Vec::len).max().unwrap_or(0);
+    let differs = (0..shortest).find(|at| all.iter().any(|calls| calls[*at] != all[0][*at]));
+    let sends = |wanted: fn(&Lane) -> bool| -> usize {
+        members.iter().flat_map(|(.., calls)| calls).filter(|(lane, ..)| wanted(lane)).count()
+    };
+    let is_paired =
+        sends(|lane| matches!(lane, Lane::Send(_))) == sends(|lane| matches!(lane, Lane::Receive(_)));
+    differs.or_else(|| (shortest < longest).then_some(shortest)).or_else(|| (!is_paired).then_some(shortest))
+}
+
+/// One call as Python; none where PyTorch has no such call.
+fn call(
+    group: usize,
+    lane: Lane,
+    signature: &Signature,
+    ranks: &[u32],
+    notes: &mut BTreeSet<String>,
+) -> Option<String> {
+    let mut note = |text: &str| {
+        notes.insert(text.to_owned());
+    };
+    let kind = usize::try_from(signature.datatype).ok().and_then(|it| TYPES.get(it).copied());
+    if kind.is_none() {
+        note("data types that PyTorch has no collective for are written as uint8");
+    }
+    let kind = kind.unwrap_or("uint8");
+    let count = signature.count;
+    let reduction = match signature.reduction {
+        Reduction::Own(number) => usize::try_from(number).ok().and_then(|it| REDUCTIONS.get(it).copied()),
+        Reduction::None | Reduction::PreMulSum(..) | Reduction::Unseen => None,
+    };
+    let reduction = reduction.unwrap_or("SUM");
+    let job_rank = |member: i32| {
+        let member = usize::try_from(member).ok()?;
+        ranks.get(member).copied()
+    };
+    let root = job_rank(signature.root).unwrap_or(ranks.first().copied().unwrap_or(0));
+    let text = match (signature.op, lane) {
+        (_, Lane::Send(peer)) => format!("send({group}, {count}, \"{kind}\", {})", job_rank(peer)?),
+        (_, Lane::Receive(peer)) => format!("receive({group}, {count}, \"{kind}\", {})", job_rank(peer)?),
+        (NcclOp::AllReduce, _) => format!("all_reduce({group}, {count}, \"{kind}\", \"{reduction}\")"),
+        (NcclOp::Reduce, _) => format!("reduce({group}, {count}, \"{kind}\", \"{reduction}\", {root})"),
+        (NcclOp::Broadcast, _) => format!("broadcast({group}, {count}, \"{kind}\", {root})"),
+        (NcclOp::AllGather, _) => format!("all_gather({group}, {count}, \"{kind}\")"),
+        (NcclOp::ReduceScatter, _) => {
+            format!("reduce_scatter({group}, {count}, \"{kind}\", \"{reduction}\")")
+        }
+        (NcclOp::AlltoAll, _) => format!("all_to_all({group}, {count}, \"{kind}\")"),
+        _ => {
+            note("gathers and scatters, which PyTorch makes of sends, are left out");
+            return None;
+        }
+    };
+    Some(text)
+}
+
+const HEAD: &str = "#!/usr/bin/env python3
+# The collectives of a job of {ranks} ranks, from shortly before the ranks' calls differ; written by gputrace reproduce.
+# Sizes, types, communicators and orders are recorded; no code, name or path of the recorded program is in this file.
+#
+#     torchrun --nproc-per-node {ranks} repro.py          (REPRO_BACKEND=gloo without GPUs)
+#
+# Exit status: 0 reproduced (a rank waits for ever, or NCCL reports an error), 1 not reproduced.
+import datetime
+import os
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+SECONDS = float(os.environ.get(\"REPRO_SECONDS\", 60))  # who waits for so long waits for ever
+BACKEND = os.environ.get(\"REPRO_BACKEND\", \"nccl\")
+RANK = int(os.environ[\"RANK\"])
+";
+
+const HELPERS: &str = "
+DEVICE = f\"cuda:{os.environ['LOCAL_RANK']}\" if BACKEND == \"nccl\" else \"cpu\"
+now = \"the start\"
+
+
+def buffer(group, name, count, kind, doing):
+    global now
+    now = doing
+    return torch.zeros(count, dtype=getattr(torch, kind), device=DEVICE)
+
+
+def all_reduce(group, count, kind, op):
+    data = buffer(group, \"data\", count, kind, f\"all_reduce of {count} {kind} on communicator {group}\")
+    dist.all_reduce(data, getattr(dist.ReduceOp, op), group=groups[group])
+
+
+def reduce(group, count, kind, op, root):
+    data = buffer(group, \"data\", count, kind, f\"reduce of {count} {kind} on communicator {group}\")
+    dist.reduce(data, root, getattr(dist.ReduceOp, op), group=groups[group])
+
+
+def broadcast(group, count, kind, root):
+    data = buffer(group, \"data\", count, kind, f\"broadcast of {count} {kind} on communicator {group}\")
+    dist.broadcast(data, root, group=groups[group])
+
+
+def all_gather(group, count, kind):
+    data = buffer(group, \"data\", count, kind, f\"all_gather of {count} {kind} on communicator {group}\")
+    dist.all_gather([torch.empty_like(data) for _ in GROUPS[group]], data, group=groups[group])
+
+
+def reduce_scatter(group, count, kind, op):
+    data = buffer(group, \"data\", count, kind, f\"reduce_scatter of {count} {kind} on communicator {group}\")
+    dist.reduce_scatter(data, [torch.zeros_like(data) for _ in GROUPS[group]], getattr(dist.ReduceOp, op), group=groups[group])
+
+
+def all_to_all(group, count, kind):
+    data = buffer(group, \"data\", count * len(GROUPS[group]), kind, f\"all_to_all of {count} {kind} on communicator {group}\")
+    dist.all_to_all_single(torch.empty_like(data), data, group=groups[group])
+
+
+def send(group, count, kind, peer):
+    dist.send(buffer(group, \"data\", count, kind, f\"send of {count} {kind} to rank {peer}\"), peer, group=groups[group])
+
+
+def receive(group, count, kind, peer):
+    dist.recv(buffer(group, \"data\", count, kind, f\"receive of {count} {kind} from rank {peer}\"), peer, group=groups[group])
+";
+
+const TAIL: &str = "
+
+def calls():
+    try:
+        globals().get(f\"rank_{RANK}\", lambda: None)()
+        if BACKEND == \"nccl\":
+            torch.cuda.synchronize()
+        store.set(f\"end of {RANK}\", \"done\")
+    except Exception as error:
+        store.set(f\"end of {RANK}\", f\"failed: {error}\")
+
+
+if BACKEND == \"nccl\":
+    torch.cuda.set_device(DEVICE)
+dist.init_process_group(BACKEND, timeout=datetime.timedelta(seconds=100 * SECONDS))
+store = dist.distributed_c10d._get_default_store()
+groups = [dist.new_group(ranks) for ranks in GROUPS]
+dist.barrier()
+threading.Thread(target=calls, daemon=True).start()
+end = time.monotonic() + SECONDS
+while time.monotonic() < end and not store.check([f\"end of {rank}\" for rank in range(WORLD)]):
+    time.sleep(0.1)
+own = store.get(f\"end of {RANK}\").decode() if store.check([f\"end of {RANK}\"]) else f\"waits in {now}\"
+store.set(f\"state of {RANK}\", own)
+states = [store.get(f\"state of {rank}\").decode() for rank in range(WORLD)]
+is_reproduced = any(state != \"done\" for state in states)
+if RANK == 0:
+    print(\"reproduced:\" if is_reproduced else \"not reproduced: all ranks came to the end\")
+    for rank, state in enumerate(states):
+        print(f\"  rank {rank}: {state}\")
+    sys.stdout.flush()
+    store.set(\"said\", \"\")
+else:
+    store.get(\"said\")
+time.sleep(1)  # rank 0 has the store
+os._exit(0 if is_reproduced else 1)
+";

@@ -1,0 +1,54 @@
+//! Programs of jobs whose ranks differ.
+
+use super::participants;
+use crate::jobs::jobs;
+use crate::reproduce::collectives;
+
+/// The calls of each rank, or why there is no program.
+fn calls(ranks: &[&str]) -> String {
+    let participants = participants(ranks);
+    let (jobs, _) = jobs(&participants);
+    match collectives(&participants, &jobs[0]) {
+        Ok(found) => {
+            let from = found.text.find("def rank_0").expect("rank 0 is there");
+            let rest = &found.text[from..];
+            let until = rest.find("def calls").expect("the end is there");
+            assert!(!found.text.contains("train.py"), "{}", found.text);
+            rest[..until].split_whitespace().collect::<Vec<_>>().join(" ")
+        }
+        Err(why) => why,
+    }
+}
+
+#[test]
+fn a_rank_that_made_a_call_fewer_is_waited_for() {
+    let found = calls(&["init:w AR8 AR8 AR8 AR8! ", "init:w AR8 AR8 AR8"]);
+    let healthy = "all_reduce(0, 8, \"float32\", \"SUM\")";
+    assert_eq!(found, format!("def rank_0(): {healthy} {healthy} def rank_1(): {healthy}"));
+}
+
+#[test]
+fn ranks_that_ask_for_different_sizes_do_so_in_the_program() {
+    let found = calls(&["init:w AR8 AR1024!", "init:w AR8 AR512!"]);
+    assert!(found.contains("1024, \"float32\"") && found.contains("512, \"float32\""), "{found}");
+}
+
+#[test]
+fn ranks_that_use_communicators_in_another_order_do_so_in_the_program() {
+    let found = calls(&["init:w init:x AR8 x.AR8 AR8 x.AR8!", "init:w init:x AR8 x.AR8 x.AR8 AR8!"]);
+    // All calls are alike on each: nothing says that it hangs but the order, of which both ended at the same number.
+    assert!(found.contains("do not differ"), "{found}");
+    let found = calls(&["init:w init:x AR8 x.AR8 AR16!", "init:w init:x AR8 x.AR8 x.AR16!"]);
+    assert!(found.contains("all_reduce(0, 16") && found.contains("all_reduce(1, 16"), "{found}");
+}
+
+#[test]
+fn a_receive_without_a_send_is_in_the_program() {
+    let found = calls(&["init:w AR8 R1:64!", "init:w AR8"]);
+    assert!(found.contains("receive(0, 64, \"float32\", 1)"), "{found}");
+}
+
+#[test]
+fn a_healthy_job_has_no_program() {
+    assert!(calls(&["init:w AR8 AR8", "init:w AR8 AR8"]).contains("do not differ"));
+}

@@ -1,0 +1,189 @@
+//! `gputrace reproduce`: the smallest program that fails in the same way.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, bail};
+use clap::{ArgMatches, Args};
+use gputrace_replay::answers::reproduce::{self, Progress, Reproduction};
+use gputrace_replay::import::Requests;
+use gputrace_replay::ranks::jobs;
+use gputrace_replay::ranks::reproduce as collectives;
+use gputrace_replay::report::model::{Mood, Part, Report};
+use gputrace_replay::trace::source::Source;
+use gputrace_schemas::printable::Screen;
+use gputrace_sim::ops::{Op, OpStream};
+use serde_json::json;
+
+use super::Verb;
+use super::export::{check_place, write_whole};
+use super::replay::version;
+use crate::show::{self, FILES, Named, ShowArgs, complain};
+
+pub(super) const VERB: Verb = Verb::new::<ReproduceArgs>("reproduce", run);
+
+/// Writes the smallest program that fails in the same way, on PyTorch alone
+///
+/// The requests of a trace, with their sizes, streams and pools, are reduced to those that matter, and the simulated allocator says
+/// whether the rest still fails. No code, name or path of the recorded program is in the result: attach it to an issue.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  gputrace reproduce -o repro.py train.gtr
+  gputrace reproduce -o repro.py --seconds 10 snapshot.pickle.gz
+  gputrace reproduce -o repro.py --exact --whole train.gtr
+  gputrace reproduce -o repro.py job/          # the collectives of a job that hangs, for torchrun
+  gputrace reproduce -o repro.py --rank 3 job/
+  python3 repro.py                             # 0 reproduced, 1 not reproduced, 2 cannot be tried here
+
+Where nothing was refused, the program comes to the same peaks of reserved and allocated bytes (docs/REPRODUCE.md).")]
+pub(super) struct ReproduceArgs {
+    /// A trace made by `gputrace record`, or a PyTorch snapshot (plain or .gz); of a job whose ranks' NCCL calls differ, all of its
+    /// traces, or the folder with them
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    traces: Vec<Named>,
+
+    /// Python file to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// Overwrite a file that exists
+    #[arg(short = 'F', long)]
+    force: bool,
+
+    /// Reproduce the memory of this rank of a job, not the job's collectives
+    #[arg(long, value_name = "N")]
+    rank: Option<u32>,
+
+    /// Device to reproduce [default: the one that ran out, or that reserved most]
+    #[arg(long, value_name = "ORDINAL")]
+    device: Option<u32>,
+
+    /// Stop shrinking after this long; the result is the same on every machine unless this is reached
+    #[arg(long, value_name = "N", default_value_t = 60.0)]
+    seconds: f64,
+
+    /// Keep every request up to the refusal
+    #[arg(long)]
+    whole: bool,
+
+    /// Also check where tensors lie in their segments
+    #[arg(long)]
+    exact: bool,
+
+    /// Leave out what each tensor was for (parameters, activations, ...)
+    #[arg(long)]
+    no_roles: bool,
+
+    /// PyTorch release to imitate [default: the recorded one, or the one that explains the trace best]
+    #[arg(long, value_name = "X.Y", value_parser = version)]
+    torch_version: Option<(u8, u8)>,
+
+    #[command(flatten)]
+    show: ShowArgs,
+}
+
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let args: ReproduceArgs = super::parsed(matches)?;
+    check_place(&args.output, args.force)?;
+    let paths = show::paths(&args.traces)?;
+    let path = match (&paths[..], args.rank) {
+        ([path], None) => path.clone(),
+        (_, Some(rank)) => of_rank(&paths, rank)?,
+        _ => return job(&args, &paths, out),
+    };
+    let shown = path.display().to_string();
+    let source = Source::open(&path)?;
+    let trace = source.requests().map_err(|error| anyhow!("{error}"))?;
+    trace.notes.iter().for_each(|note| complain!("{shown}: {note}"));
+    let stream = chosen(&trace.devices, args.device).map_err(|why| anyhow!("{shown}: {why}"))?;
+    let roles = if args.no_roles { vec![] } else { reproduce::purposes(&source, stream) };
+    let found = reproduced(&args, stream, &roles).map_err(|why| anyhow!("{shown}: {why}"))?;
+    let text = reproduce::python(&found, !args.no_roles, args.exact);
+    let n_lines = text.lines().count();
+    write_whole(&args.output, args.force, |file| file.write_all(text.as_bytes()))?;
+    let section = reproduce::section(stream.device, &found, n_lines)
+        .line(Mood::Command, format!("python3 {}", args.output.display()));
+    let part = Part { title: shown.clone(), sections: vec![section], ..Part::default() };
+    let report = Report { verb: "reproduce", parts: vec![part] };
+    let mut json = reproduce::json(stream.device, &found, n_lines);
+    json["schema"] = "gputrace.reproduce/1".into();
+    json["trace"] = shown.into();
+    json["output"] = json!(args.output.display().to_string());
+    show::unless_closed(args.show.write_as(&report, &json, out))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The trace of a rank.
+fn of_rank(paths: &[PathBuf], rank: u32) -> anyhow::Result<PathBuf> {
+    for path in paths {
+        if Source::open(path)?.definitions().process().rank == Some(rank) {
+            return Ok(path.clone());
+        }
+    }
+    bail!("none of {} traces is of rank {rank}", paths.len())
+}
+
+/// The collectives of a job whose ranks' calls differ.
+fn job(args: &ReproduceArgs, paths: &[PathBuf], out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let (participants, all_read) = super::ranks::read(paths);
+    let (jobs, _) = jobs::jobs(&participants);
+    let mut why = "the traces show no job that uses NCCL".to_owned();
+    for job in &jobs {
+        match collectives::collectives(&participants, job) {
+            Err(error) => why = error,
+            Ok(found) => {
+                write_whole(&args.output, args.force, |file| file.write_all(found.text.as_bytes()))?;
+                let section = collectives::section(&found).line(
+                    Mood::Command,
+                    format!("torchrun --nproc-per-node {} {}", found.n_ranks, args.output.display()),
+                );
+                let title = format!("{} traces", paths.len());
+                let part = Part { title, sections: vec![section], ..Part::default() };
+                let report = Report { verb: "reproduce", parts: vec![part] };
+                let mut json = collectives::json_of(&found);
+                json["schema"] = "gputrace.reproduce/1".into();
+                json["trace"] = args.traces[0].display().to_string().into();
+                json["output"] = args.output.display().to_string().into();
+                show::unless_closed(args.show.write_as(&report, &json, out))?;
+                return Ok(show::exit_code(all_read));
+            }
+        }
+    }
+    bail!("{why}; --rank N reproduces the memory of one rank")
+}
+
+/// The device to reproduce: the one that is named, that ran out, or that was asked for most.
+fn chosen(devices: &[OpStream], wanted: Option<u32>) -> anyhow::Result<&OpStream> {
+    if let Some(wanted) = wanted {
+        let found = devices.iter().find(|stream| stream.device == wanted);
+        return found.ok_or_else(|| anyhow!("it has no requests of device {wanted}"));
+    }
+    let torch = || devices.iter().filter(|stream| stream.settings.is_torch());
+    let ran_out = torch().find(|stream| stream.ops.iter().any(|op| matches!(op, Op::Oom(_))));
+    match ran_out.or_else(|| torch().max_by_key(|stream| stream.n_requests())) {
+        Some(stream) => Ok(stream),
+        None => bail!("it has no requests of PyTorch's allocator"),
+    }
+}
+
+fn reproduced(
+    args: &ReproduceArgs,
+    stream: &OpStream,
+    roles: &[Option<&'static str>],
+) -> Result<Reproduction, String> {
+    let begun = Instant::now();
+    let budget = Duration::try_from_secs_f64(args.seconds).unwrap_or(Duration::MAX);
+    let mut said = Instant::now();
+    let mut watch = |progress: Progress| {
+        if said.elapsed() > Duration::from_secs(2) {
+            said = Instant::now();
+            let Progress { n_requests, n_tried } = progress;
+            complain!("{n_requests} requests left after {n_tried} programs, {} s", begun.elapsed().as_secs());
+        }
+        begun.elapsed() < budget
+    };
+    let watcher: Option<&mut reproduce::Watcher<'_>> = if args.whole { None } else { Some(&mut watch) };
+    reproduce::reproduce(stream, args.torch_version, roles, watcher)
+}
