@@ -146,7 +146,7 @@ const EXIT_STATUS: &str = "\
 Exit status: 0 yes; 1 no, where a gate was asked for (--error-on-leak, --fail-on-increase, --error-on-inconsistent, --error-on-oom; doctor); \
 2 it cannot be known: unreadable, damaged, nothing to judge, wrong usage.";
 
-/// How much of a replay is simulated: every verb that replays has these.
+// How much of a replay is simulated: every verb that replays has these.
 #[derive(Args)]
 struct EffortArgs {
     /// Simulate every request of every replay, including steps that are known to repeat. The answer is the same
