@@ -32,9 +32,28 @@ pub fn on_all_cores<T: Send>(n: usize, work: impl Fn(usize) -> Option<T> + Sync)
     made.into_iter().map(|(_, result)| result).collect()
 }
 
+/// Does two things at once, where a thread can be had; else one after the other.
+pub fn both<A: Send, B>(one: impl Fn() -> A + Sync, other: impl FnOnce() -> B) -> (A, B) {
+    std::thread::scope(|scope| match std::thread::Builder::new().spawn_scoped(scope, &one) {
+        Ok(thread) => {
+            let other = other();
+            match thread.join() {
+                Ok(one) => (one, other),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Err(_) => (one(), other()),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn both_are_done() {
+        assert_eq!(both(|| 1, || "two"), (1, "two"));
+    }
 
     #[test]
     fn results_come_in_the_order_of_their_numbers() {

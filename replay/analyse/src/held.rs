@@ -13,6 +13,7 @@ use crate::piles::{self, Pile};
 use crate::roles::{self, Roles};
 use gputrace_trace::Definitions;
 use gputrace_trace::backward::python_lines;
+use gputrace_trace::by_stack::ByStack;
 use gputrace_trace::ledger::{Ledger, SiteId};
 
 /// Most sizes that are kept of one line.
@@ -191,12 +192,13 @@ fn last(function: &str) -> &str {
 /// What stacks show, each looked at once.
 pub(crate) struct SignsOf<'a> {
     definitions: &'a dyn Definitions,
-    known: FxHashMap<(StackId, bool), Signs>,
+    /// Of requests of the size of a workspace in the second.
+    known: [ByStack<Signs>; 2],
 }
 
 impl<'a> SignsOf<'a> {
     pub(crate) fn new(definitions: &'a dyn Definitions) -> SignsOf<'a> {
-        SignsOf { definitions, known: FxHashMap::default() }
+        SignsOf { definitions, known: Default::default() }
     }
 
     /// Whether the stack of some life shows this.
@@ -211,10 +213,8 @@ impl<'a> SignsOf<'a> {
     pub(crate) fn of(&mut self, life: &Life) -> Signs {
         let is_of_size = roles::is_workspace_size(life.requested);
         let definitions = self.definitions;
-        *self
-            .known
-            .entry((life.stack, is_of_size))
-            .or_insert_with(|| Signs::of(definitions, life.stack, life.requested))
+        self.known[usize::from(is_of_size)]
+            .get_or(life.stack, || Signs::of(definitions, life.stack, life.requested))
     }
 }
 

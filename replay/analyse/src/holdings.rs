@@ -17,6 +17,8 @@ use crate::piles::{Course, Pile};
 use crate::roles::{Role, Roles};
 use gputrace_trace::Definitions;
 use gputrace_trace::backward::python_lines;
+use gputrace_trace::by_stack::ByStack;
+use gputrace_trace::interned::Interned;
 use gputrace_trace::ledger::{Ledger, SiteId};
 
 /// Holdings of which it is computed what the peak would be without them.
@@ -155,8 +157,10 @@ impl<'a> Partition<'a> {
 
     /// The most that the device's blocks held without those of each key: exact, for the same requests.
     fn without(&self, tried: &[Key]) -> Vec<Bytes> {
-        let number: FxHashMap<Key, usize> = tried.iter().copied().zip(0..).collect();
+        let number: FxHashMap<Key, u16> = tried.iter().copied().zip(0..).collect();
         let (mut held, mut own, mut most) = (0_u64, vec![0_u64; tried.len()], vec![0_u64; tried.len()]);
+        let of_lives: Vec<Option<u16>> =
+            self.keys.iter().map(|key| key.and_then(|key| number.get(&key).copied())).collect();
         for (moment, idx) in (0_u32..).zip(self.lives.moments()) {
             let Some(life) = self.lives.list.get(idx as usize).filter(|life| life.device == self.device)
             else {
@@ -166,8 +170,8 @@ impl<'a> Partition<'a> {
             let change =
                 |now: u64| if is_born { now + life.bytes.0 } else { now.saturating_sub(life.bytes.0) };
             held = change(held);
-            if let Some(at) = self.keys[idx as usize].and_then(|key| number.get(&key)) {
-                own[*at] = change(own[*at]);
+            if let Some(at) = of_lives[idx as usize].map(usize::from) {
+                own[at] = change(own[at]);
             }
             if is_born {
                 most.iter_mut()
@@ -231,21 +235,17 @@ impl Maker<'_> {
         held: &HeldAt,
         is_held: &impl Fn(&Life) -> bool,
     ) -> (Vec<Option<Key>>, FxHashMap<Key, String>) {
-        let mut paths: FxHashMap<StackId, (u32, String)> = FxHashMap::default();
-        let mut numbers: FxHashMap<String, u32> = FxHashMap::default();
+        let mut paths: Interned<String> = Interned::default();
+        let mut numbers: ByStack<u32> = ByStack::default();
         let mut units: BTreeMap<u32, Unit> = BTreeMap::new();
         let mut keys: Vec<Option<Key>> = vec![None; self.lives.list.len()];
         let mut is_weight = vec![false; keys.len()];
         for (idx, life) in self.own() {
-            let (number, _) = paths.entry(life.stack).or_insert_with(|| {
-                let path = own_path(self.definitions, life.stack);
-                let next = numbers.len() as u32;
-                (*numbers.entry(path.clone()).or_insert(next), path)
-            });
+            let number = numbers.get_or(life.stack, || paths.id(own_path(self.definitions, life.stack)));
             let is_of_program = self.is_of_program(idx);
             if self.is_like_weights(idx) || is_of_program {
                 is_weight[idx] = !is_of_program;
-                let unit = units.entry(*number).or_insert_with(|| Unit {
+                let unit = units.entry(number).or_insert_with(|| Unit {
                     born: life.born,
                     signs: self.signs[idx],
                     is_of_program,
@@ -274,14 +274,15 @@ impl Maker<'_> {
             )
         };
         let loops = Loops::of(held, self.graphs_of_loops(is_held), is_lasting);
-        let mut functions: FxHashMap<(String, String), u32> = FxHashMap::default();
+        let mut functions: Interned<(String, String)> = Interned::default();
+        let mut of_sites: FxHashMap<SiteId, u32> = FxHashMap::default();
         for (idx, life) in self.own() {
-            let path = paths.get(&life.stack).map_or(0, |(number, _)| *number);
+            let path = numbers.get(life.stack).copied().unwrap_or_default();
             let mut function = || {
-                let site = self.ledger.sites.site(life.site);
-                let name = site.map_or_else(Default::default, |it| (it.function.clone(), it.file.clone()));
-                let next = functions.len() as u32;
-                *functions.entry(name).or_insert(next)
+                *of_sites.entry(life.site).or_insert_with(|| {
+                    let site = self.ledger.sites.site(life.site);
+                    functions.id(site.map(|it| (it.function.clone(), it.file.clone())).unwrap_or_default())
+                })
             };
             let signs = self.signs[idx];
             let is_in_attention = attention.contains(&life.requested.0)
@@ -304,8 +305,7 @@ impl Maker<'_> {
             });
         }
         let called = |(path, purpose): (&u32, &Purpose)| {
-            let (_, text) = paths.values().find(|(number, _)| number == path)?;
-            Some(((*purpose, *path), text.clone()))
+            Some(((*purpose, *path), paths.values.get(*path as usize)?.clone()))
         };
         let collected = ((Purpose::Collected, 0), loops.looped_at.clone());
         let called = copies.iter().filter_map(called).chain([collected]).collect();

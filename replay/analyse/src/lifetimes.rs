@@ -13,6 +13,7 @@ use crate::held::{HeldAt, Sign, SignsOf, is_held_at};
 use crate::idle::{self, Idle};
 use crate::lives::{Life, Lives, NEVER};
 use crate::roles::{Role, Roles, roles};
+use gputrace_sim::cores::both;
 use gputrace_trace::Definitions;
 use gputrace_trace::ledger::{Ledger, SiteId};
 
@@ -175,47 +176,35 @@ impl Lifetimes {
         categories: &Categories,
     ) -> Lifetimes {
         lives.finish();
-        let roles = roles(&lives, definitions, &ledger.sites, categories);
-        let mut signs = SignsOf::new(definitions);
-        let failures = failures(ledger);
-        let at_failure = failures.into_iter().map(|(device, time)| {
-            let is_held = |life: &Life| is_held_at(life, time);
-            let held = HeldAt::of(&lives, &roles, (device, time), &mut signs, is_held);
-            held.taken_apart(&lives, (&roles, ledger), &mut signs, is_held)
-        });
-        let at_failure = at_failure.collect();
-        let moments = lives.moments();
-        let devices = lives.devices();
-        let of_device =
-            |device: i16| Sweep { lives: &lives, moments: &moments, roles: &roles, device }.device();
-        let devices: Vec<DeviceLifetimes> = devices.into_iter().map(of_device).collect();
-        let at_peak = devices.iter().map(|device| {
-            let at = (device.device, device.peak_time);
-            let is_held = |life: &Life| life.is_held_at(device.peak_moment);
-            let held = HeldAt::of(&lives, &roles, at, &mut signs, is_held);
-            held.taken_apart(&lives, (&roles, ledger), &mut signs, is_held)
-        });
-        let at_peak: Vec<HeldAt> = at_peak.collect();
-        let idle = at_peak.iter().filter_map(|held| {
-            idle::of(&lives, definitions, held.device, held.bytes, |life| {
-                devices.iter().any(|it| it.device == held.device && life.is_held_at(it.peak_moment))
-            })
-        });
-        let idle = idle.collect();
-        let has_checkpointing = signs.any(&lives, Sign::Checkpointed);
-        let at_end = devices.iter().map(|device| {
-            let at = (device.device, ledger.last);
-            HeldAt::of(&lives, &roles, at, &mut signs, |life| life.died == NEVER)
-        });
+        let (lives, sites) = (&lives, &ledger.sites);
+        let ((moments, streams, cycles), roles) = both(
+            || {
+                let moments = lives.moments();
+                let streams = streams(lives, &moments);
+                (moments, streams, Cycles::of(lives, definitions))
+            },
+            || roles(lives, definitions, sites, categories),
+        );
+        let sweeps: Vec<(Sweep, Top)> = lives
+            .devices()
+            .into_iter()
+            .map(|device| Sweep { lives, moments: &moments, roles: &roles, device })
+            .map(|sweep| (sweep, sweep.top()))
+            .collect();
+        let (devices, held) = both(
+            || -> Vec<DeviceLifetimes> { sweeps.iter().map(|(sweep, top)| sweep.device(*top)).collect() },
+            || Moments::of(&sweeps, (lives, &roles, ledger), definitions),
+        );
+        let Moments { at_failure, at_peak, at_end, idle, has_checkpointing } = held;
         Lifetimes {
             at_failure,
             at_peak,
             idle,
             has_checkpointing,
-            at_end: at_end.collect(),
-            streams: streams(&lives),
+            at_end,
+            streams,
             devices,
-            cycles: Cycles::of(&lives, definitions),
+            cycles,
             is_guessed: roles.is_guessed,
             from_before: Bytes(
                 lives.list.iter().filter(|life| life.is_from_before).map(|life| life.bytes.0).sum(),
@@ -224,6 +213,48 @@ impl Lifetimes {
             roles_of_blocks: roles.of_lives,
             role_names: roles.names,
         }
+    }
+}
+
+/// What was held at the moments that matter.
+struct Moments {
+    at_failure: Vec<HeldAt>,
+    at_peak: Vec<HeldAt>,
+    at_end: Vec<HeldAt>,
+    idle: Vec<Idle>,
+    has_checkpointing: bool,
+}
+
+impl Moments {
+    fn of(
+        sweeps: &[(Sweep<'_>, Top)],
+        (lives, roles, ledger): (&Lives, &Roles, &Ledger),
+        definitions: &dyn Definitions,
+    ) -> Moments {
+        let mut signs = SignsOf::new(definitions);
+        let at_failure = failures(ledger).into_iter().map(|(device, time)| {
+            let is_held = |life: &Life| is_held_at(life, time);
+            let held = HeldAt::of(lives, roles, (device, time), &mut signs, is_held);
+            held.taken_apart(lives, (roles, ledger), &mut signs, is_held)
+        });
+        let mut all = Moments {
+            at_failure: at_failure.collect(),
+            at_peak: vec![],
+            at_end: vec![],
+            idle: vec![],
+            has_checkpointing: signs.any(lives, Sign::Checkpointed),
+        };
+        for (sweep, top) in sweeps {
+            let device = sweep.device;
+            let is_held = |life: &Life| life.is_held_at(top.moment);
+            let held = HeldAt::of(lives, roles, (device, sweep.time(*top)), &mut signs, is_held);
+            let held = held.taken_apart(lives, (roles, ledger), &mut signs, is_held);
+            all.idle.extend(idle::of(lives, definitions, device, held.bytes, is_held));
+            all.at_peak.push(held);
+            let at = (device, ledger.last);
+            all.at_end.push(HeldAt::of(lives, roles, at, &mut signs, |life| life.died == NEVER));
+        }
+        all
     }
 }
 
@@ -242,7 +273,7 @@ fn failures(ledger: &Ledger) -> BTreeMap<i16, Nanos> {
     last
 }
 
-fn streams(lives: &Lives) -> Vec<StreamUse> {
+fn streams(lives: &Lives, moments: &[u32]) -> Vec<StreamUse> {
     #[derive(Default)]
     struct Use {
         blocks: u64,
@@ -253,8 +284,8 @@ fn streams(lives: &Lives) -> Vec<StreamUse> {
         sites: FxHashMap<SiteId, u64>,
     }
     let mut all: BTreeMap<(i16, u64), Use> = BTreeMap::new();
-    for (moment, idx) in (0..).zip(lives.moments()) {
-        let Some(life) = lives.list.get(idx as usize) else { continue };
+    for (moment, idx) in (0..).zip(moments) {
+        let Some(life) = lives.list.get(*idx as usize) else { continue };
         let Some(stream) = life.stream else { continue };
         let of = all.entry((life.device, stream)).or_default();
         let is_born = life.born == moment;
@@ -283,6 +314,7 @@ fn streams(lives: &Lives) -> Vec<StreamUse> {
     all.into_iter().filter_map(used).collect()
 }
 
+#[derive(Clone, Copy)]
 struct Sweep<'a> {
     lives: &'a Lives,
     moments: &'a [u32],
@@ -298,13 +330,16 @@ struct Top {
 }
 
 impl<'a> Sweep<'a> {
-    fn device(&self) -> DeviceLifetimes {
-        let top = self.top();
-        let time = self.moments.get(top.moment as usize).and_then(|idx| self.lives.list.get(*idx as usize));
+    fn time(&self, top: Top) -> Nanos {
+        let life = self.moments.get(top.moment as usize).and_then(|idx| self.lives.list.get(*idx as usize));
+        life.map_or(Nanos(0), |life| life.since)
+    }
+
+    fn device(&self, top: Top) -> DeviceLifetimes {
         DeviceLifetimes {
             device: self.device,
             peak: Bytes(top.bytes),
-            peak_time: time.map_or(Nanos(0), |life| life.since),
+            peak_time: self.time(top),
             peak_moment: top.moment,
             n_passes: self.roles.n_passes.get(&self.device).copied().unwrap_or(0),
             roles: self.role_bytes(top),

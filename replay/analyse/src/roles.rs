@@ -18,6 +18,7 @@ use crate::categories::Categories;
 use crate::lives::{Life, Lives, NEVER};
 use crate::serving::{self, Known};
 use gputrace_trace::Definitions;
+use gputrace_trace::by_stack::ByStack;
 use gputrace_trace::ledger::{SiteId, Sites};
 
 macro_rules! roles {
@@ -231,9 +232,9 @@ pub struct Roles {
 
 /// Finds the role of every life.
 pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, categories: &Categories) -> Roles {
-    let mut seen: FxHashMap<StackId, Facts> = FxHashMap::default();
+    let mut seen = ByStack::default();
     let mut facts_of = |id: StackId| {
-        *seen.entry(id).or_insert_with(|| {
+        seen.get_or(id, || {
             definitions.stack(id).map_or(Facts::default(), |stack| Facts::of(definitions, stack))
         })
     };

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod backward;
+pub mod by_stack;
 pub mod clocks;
 pub mod faults;
 pub mod files;
@@ -35,7 +36,7 @@ pub fn torch_release(version: &str) -> Option<(u8, u8)> {
 }
 
 /// The things that events name by number. A number that was never defined gives `None`: damaged traces are normal.
-pub trait Definitions {
+pub trait Definitions: Sync {
     /// The process that was traced.
     fn process(&self) -> &Process;
     /// Its devices.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::phases::PhaseId;
 use crate::Definitions;
 use crate::backward::{place, python_line, python_lines};
+use crate::by_stack::ByStack;
 use crate::interned::Interned;
 use crate::owners::{self, Owner};
 use crate::preparing;
@@ -113,8 +114,11 @@ pub struct Sites {
     owners: Interned<String>,
     sites: Interned<Site>,
     names: Interned<String>,
-    origins: FxHashMap<(StackId, bool), Origin>,
+    /// Of stacks of NCCL's threads in the second.
+    origins: [ByStack<Origin>; 2],
     threads: FxHashMap<ThreadId, bool>,
+    /// The newest of them: mostly the same one asks again.
+    newest_thread: Option<(ThreadId, bool)>,
     calls: FxHashMap<(ApiId, StackId), NameId>,
     lines: Interned<Line>,
 }
@@ -141,19 +145,19 @@ impl Sites {
     /// The place that a stack leads to, where an event had it.
     #[must_use]
     pub fn site_of(&self, stack: StackId) -> SiteId {
-        self.origins.get(&(stack, false)).map_or(SiteId(u32::MAX), |origin| origin.site)
+        self.origins[0].get(stack).map_or(SiteId(u32::MAX), |origin| origin.site)
     }
 
     /// Whether the program got ready there, by the names of its functions.
     #[must_use]
     pub fn prepares(&self, stack: StackId) -> bool {
-        self.origins.get(&(stack, false)).is_some_and(|origin| origin.prepares)
+        self.origins[0].get(stack).is_some_and(|origin| origin.prepares)
     }
 
     /// The call of the outermost model in whose code a stack is; none in the backward pass.
     #[must_use]
     pub fn model_call(&self, stack: StackId) -> Option<ModelCall> {
-        self.origins.get(&(stack, false))?.model_call
+        self.origins[0].get(stack)?.model_call
     }
 
     /// A line that calls a model, or of one.
@@ -164,7 +168,8 @@ impl Sites {
 
     /// All stacks that were seen there.
     pub fn stacks_of(&self, id: SiteId) -> impl Iterator<Item = StackId> {
-        self.origins.iter().filter(move |(_, origin)| origin.site == id).map(|((stack, _), _)| *stack)
+        let all = self.origins.iter().flat_map(ByStack::iter);
+        all.filter(move |(_, origin)| origin.site == id).map(|(stack, _)| stack)
     }
 
     /// A function's name.
@@ -180,15 +185,12 @@ impl Sites {
         stack: StackId,
         thread: ThreadId,
     ) -> Origin {
-        let is_nccl = match self.threads.get(&thread) {
-            Some(known) => *known,
-            None => {
-                let known =
-                    definitions.thread(thread).is_some_and(|thread| owners::is_nccl_thread(&thread.name));
-                *self.threads.entry(thread).or_insert(known)
-            }
+        let is_nccl = match self.newest_thread {
+            Some((newest, known)) if newest == thread => known,
+            _ => self.is_nccl(definitions, thread),
         };
-        if let Some(origin) = self.origins.get(&(stack, is_nccl)) {
+        self.newest_thread = Some((thread, is_nccl));
+        if let Some(origin) = self.origins[usize::from(is_nccl)].get(stack) {
             return *origin;
         }
         let thread = definitions.thread(thread).map_or("", |thread| &thread.name);
@@ -208,8 +210,14 @@ impl Sites {
         });
         let phase = PhaseId::default();
         let origin = Origin { owner, site, torch, native, through_runtime, phase, prepares, model_call };
-        self.origins.insert((stack, is_nccl), origin);
+        self.origins[usize::from(is_nccl)].insert(stack, origin);
         origin
+    }
+
+    fn is_nccl(&mut self, definitions: &dyn Definitions, thread: ThreadId) -> bool {
+        let is_nccl =
+            || definitions.thread(thread).is_some_and(|thread| owners::is_nccl_thread(&thread.name));
+        *self.threads.entry(thread).or_insert_with(is_nccl)
     }
 
     /// The same place, but PyTorch's allocator asked.

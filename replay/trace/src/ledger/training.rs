@@ -13,6 +13,7 @@ use super::phases::{general_name, step_of, step_rank};
 use super::sites::SiteId;
 use crate::Definitions;
 use crate::backward::python_lines;
+use crate::by_stack::ByStack;
 
 /// Fewer turns than this are not a loop.
 const MIN_STEPS: usize = 2;
@@ -100,14 +101,14 @@ pub(super) struct StepFinder {
     ranges: FxHashMap<String, Vec<TrainingStep>>,
     open: FxHashMap<ThreadId, Vec<Option<String>>>,
     /// From which of the lines that call one an optimizer was called.
-    optimizer_stacks: FxHashMap<StackId, Option<usize>>,
+    optimizer_stacks: ByStack<Option<usize>>,
     in_optimizer: FxHashMap<ThreadId, Option<usize>>,
     /// The lines that call an optimizer, and when it was done.
     optimizers: Vec<(String, Vec<Nanos>)>,
     first_block: Option<Nanos>,
     /// Each call site of PyTorch's blocks (true), and of the driver's memory.
     places: FxHashMap<Key, Place>,
-    module_stacks: FxHashMap<StackId, bool>,
+    module_stacks: ByStack<bool>,
     /// Who asked for what is held, by address.
     held: FxHashMap<(bool, u64), Key>,
     n_times: usize,
@@ -166,7 +167,7 @@ impl StepFinder {
         if asked.is_none() {
             self.given_back(is_block, addr);
         }
-        let here = match self.optimizer_stacks.get(&event.stack) {
+        let here = match self.optimizer_stacks.get(event.stack) {
             Some(known) => *known,
             None => {
                 let here = caller_of_optimizer(definitions, event.stack).map(|line| self.optimizer(line));
@@ -188,10 +189,8 @@ impl StepFinder {
         {
             self.n_times += 1;
             let key = (is_block, device, site);
-            let is_in_module = *self
-                .module_stacks
-                .entry(event.stack)
-                .or_insert_with(|| is_in_module(definitions, event.stack));
+            let is_in_module =
+                self.module_stacks.get_or(event.stack, || is_in_module(definitions, event.stack));
             let place = self.places.entry(key).or_default();
             place.times.push(event.time);
             place.n_held += 1;
