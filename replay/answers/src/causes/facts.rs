@@ -177,9 +177,18 @@ impl<'a> Facts<'a> {
     /// The line that grows most, with what its stacks show.
     #[must_use]
     pub fn grown(&self) -> Option<Grown<'a>> {
+        self.all_grown().next()
+    }
+
+    /// Each line that grows, most first, with what its stacks show.
+    pub(super) fn all_grown(&self) -> impl Iterator<Item = Grown<'a>> {
         let growing = self.growing();
-        let site = *growing.first()?;
-        let others = growing.iter().skip(1).filter_map(|site| site.place);
+        (0..growing.len()).map(move |at| self.grown_at(&growing, at))
+    }
+
+    fn grown_at(&self, growing: &[&'a GrowingSite], at: usize) -> Grown<'a> {
+        let site = growing[at];
+        let others = growing.iter().filter(|other| !std::ptr::eq(**other, site)).filter_map(|it| it.place);
         let holder = |site: SiteId| {
             // Programs give back at their end.
             let all = self
@@ -194,7 +203,7 @@ impl<'a> Facts<'a> {
         let n_in_model = others.filter(is_in_model).count();
         let most = site.place.and_then(|place| holder(place.site));
         let is_of_weights = most.is_some_and(|most| self.has_sizes_of_weights(most));
-        Some(Grown { site, holder: most, n_in_model, is_of_weights, all: growing })
+        Grown { site, holder: most, n_in_model, is_of_weights, all: growing.to_vec() }
     }
 
     /// Whether a line that is not the model's own holds blocks of all the larger sizes of the parameters.

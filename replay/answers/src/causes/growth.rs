@@ -31,6 +31,9 @@ const fn cause(name: &'static str, needs: &'static str, against: &'static str) -
     Cause { name, kind: Kind::Grew, needs, against, find: |_| None }
 }
 
+/// What is known of the memory says how.
+const NEVER_FREED: &str = "give back what is asked for there";
+
 const KEEPERS: &[Keeper] = &[
     Keeper {
         cause: cause(
@@ -58,8 +61,7 @@ const KEEPERS: &[Keeper] = &[
             grown.account().is_some_and(|account| !matches!(account, Account::Blocks | Account::Buffers))
         },
         why: "",
-        // `given_back` says more.
-        fix: "give back what is asked for there",
+        fix: NEVER_FREED,
     },
     Keeper {
         cause: cause(
@@ -219,13 +221,13 @@ fn is_alone(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
 
 /// What grows most, if anything does.
 pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
-    let grown = facts.grown().filter(|grown| !facts.is_of_cycles(grown))?;
-    // A workspace for each stream has a cause of its own, and levels off.
-    if grown.has(Sign::Workspace) {
+    // A workspace for each stream has a cause of its own, and levels off. So have cycles; what else grows beside them is held by them.
+    let grown = facts.all_grown().find(|grown| !grown.has(Sign::Workspace))?;
+    if facts.is_of_cycles(&grown) {
         return None;
     }
     let keeper = KEEPERS.iter().find(|keeper| (keeper.claims)(facts, &grown))?;
-    let given_back = if grown.is_of_driver() { given_back(facts, &grown) } else { None };
+    let given_back = if keeper.fix == NEVER_FREED { given_back(facts, &grown) } else { None };
     let fix = given_back.unwrap_or_else(|| keeper.fix.to_owned());
     Some((&keeper.cause, Kind::Grew, of(facts, &grown, keeper.why, fix)))
 }
