@@ -124,6 +124,7 @@ skips: ## Replay 10,000 periodic programs with small disturbances: what repeats 
 oracle: ## Hold the simulator against PyTorch's own compiled allocator
 	tests/oracle/build.sh target/oracle $(RELEASES) || [ $$? = 77 ]
 	cargo test --release -p gputrace-sim --lib oracle -- --nocapture
+	cargo test -q -p gputrace --test reproduce
 
 # The first and the newest releases whose pools are looked at, and some between.
 POOLS := 2.4.1 2.6.0 2.9.1 2.11.0 2.13.0 2.15.0
