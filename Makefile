@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
+.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -17,6 +17,19 @@ setup: ## Install what a fresh Debian or Ubuntu with Rust lacks
 FEATURES :=
 build: ## Build libgputrace.so, gputrace and the fake device, optimised
 	cargo build --release $(if $(FEATURES),--features $(FEATURES))
+
+# The packages' folder of files: program and library find each other in bin and lib. DESTDIR is for those who make packages of it.
+PREFIX := /usr/local
+INSTALLED := $(DESTDIR)$(PREFIX)
+install: build ## Install program, library, manual pages and completions below PREFIX
+	$(RELEASE)/gputrace manual target/manual
+	install -D -m 755 -t $(INSTALLED)/bin $(RELEASE)/gputrace
+	install -D -m 755 -t $(INSTALLED)/lib $(RELEASE)/libgputrace.so
+	install -D -m 644 -t $(INSTALLED)/share/man/man1 target/manual/man1/*.1
+	install -D -m 644 target/manual/completions/gputrace.bash $(INSTALLED)/share/bash-completion/completions/gputrace
+	install -D -m 644 target/manual/completions/_gputrace $(INSTALLED)/share/zsh/site-functions/_gputrace
+	install -D -m 644 target/manual/completions/gputrace.fish $(INSTALLED)/share/fish/vendor_completions.d/gputrace.fish
+	[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
 
 demo: setup build ## Record a small training loop on the fake device, and report it
 	$(RELEASE)/gputrace record -F -o target/demo.gtr -- $(RELEASE)/fake-cuda demo

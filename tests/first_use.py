@@ -392,6 +392,27 @@ def there_are_completions_and_manual_pages(desk):
     return f"{len(os.listdir(f'{desk.folder}/m/man1'))} manual pages, bash, zsh and fish"
 
 
+@point("preload", "`LD_PRELOAD=libgputrace.so` failed as typed: no such file")
+def the_library_is_found_by_name(desk):
+    path = desk.sh("gputrace library").out.strip()
+    must(os.path.isabs(path) and os.path.isfile(path), path)
+    seen = desk.sh("LD_PRELOAD=$(gputrace library) GPUTRACE_OUTPUT=p.gtr fake-cuda demo && gputrace summary p.gtr")
+    must("p.gtr" in seen.out, seen)
+    return "`LD_PRELOAD=$(gputrace library) python train.py`"
+
+
+@point("install", "no `make install`")
+def what_is_installed_records(desk):
+    made = desk.sh(f"make -s -C {ROOT} -o build install RELEASE=$(dirname $(command -v gputrace)) DESTDIR=$PWD/root PREFIX=/usr")
+    must(made.code == 0, made)
+    seen = desk.sh("root/usr/bin/gputrace record -o i.gtr -- fake-cuda demo && root/usr/bin/gputrace library")
+    must(os.path.exists(f"{desk.folder}/i.gtr") and seen.out.strip().endswith("/root/usr/lib/libgputrace.so"), seen)
+    files = [os.path.exists(f"{desk.folder}/root/usr/share/{name}") for name in (
+        "man/man1/gputrace-report.1", "bash-completion/completions/gputrace", "zsh/site-functions/_gputrace", "fish/vendor_completions.d/gputrace.fish")]
+    must(all(files), str(files))
+    return "bin, lib, manual pages and completions below PREFIX"
+
+
 @point("low 3", "no `-q`")
 def record_can_be_quiet(desk):
     quiet = desk.sh("gputrace record -q -- true")

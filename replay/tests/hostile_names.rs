@@ -141,6 +141,7 @@ const RUNS: &[(&str, &[&str])] = &[
     ("ps", &["", "--json", "MISSING"]),
     ("symbolise", &["-f -o NEW --sysroot MISSING TRACE", "-f -o NEW OOM", "-o NEW PLAIN", "-o TRACE TRACE"]),
     ("recorder", &["--ring MISSING", "--ring PLAIN", "--MISSING"]),
+    ("library", &["", "PLAIN"]),
     ("manual", &["PLAIN", "MISSING MISSING"]),
     ("help", &["MISSING"]),
 ];

@@ -39,6 +39,7 @@ const WITHOUT: &[(&str, &str)] = &[
     ("ps", "lists what runs now; held by tests/attach.rs"),
     ("stacks", "reads what runs now; held by tests/running.rs and its own tests"),
     ("symbolise", "writes a trace"),
+    ("library", "prints a path; held by tests/first_use.py"),
     ("top", "shows what runs now; held by tests/live.rs"),
     ("metrics", "serves what runs now; held by tests/live.rs"),
     (

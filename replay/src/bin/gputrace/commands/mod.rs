@@ -22,6 +22,7 @@ mod doctor;
 mod export;
 mod html;
 mod leaks;
+mod library;
 mod manual;
 mod map;
 mod metrics;
@@ -45,7 +46,6 @@ mod top;
 mod tree;
 mod tune;
 mod upload;
-
 mod who;
 mod witness;
 
@@ -129,6 +129,7 @@ const VERBS: &[Verb] = &[
     upload::VERB,
     export::VERB,
     doctor::VERB,
+    library::VERB,
     recover::VERB,
     symbolise::VERB,
     recorder::VERB,

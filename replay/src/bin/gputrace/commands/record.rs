@@ -350,7 +350,7 @@ pub(super) fn library() -> anyhow::Result<PathBuf> {
 }
 
 /// The library before what is preloaded already.
-fn preload(library: &Path) -> anyhow::Result<OsString> {
+pub(super) fn preload(library: &Path) -> anyhow::Result<OsString> {
     let name = library.as_os_str();
     // The loader splits at these, and there is no way to escape them.
     if name.to_string_lossy().contains([' ', ':']) {

@@ -1,0 +1,31 @@
+//! `gputrace library`: the path of `libgputrace.so`, for `LD_PRELOAD`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Args};
+use gputrace_schemas::printable::Screen;
+
+use super::Verb;
+use super::record::{library, preload};
+
+pub(super) const VERB: Verb = Verb::new::<LibraryArgs>("library", run);
+
+/// Prints the path of libgputrace.so, for LD_PRELOAD
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  LD_PRELOAD=$(gputrace library) python train.py
+  docker run -v $(gputrace library):/libgputrace.so -e LD_PRELOAD=/libgputrace.so ...
+
+It is looked for beside the program, then in ../lib of it; GPUTRACE_LIBRARY names another place.")]
+pub(super) struct LibraryArgs {}
+
+fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let LibraryArgs {} = super::parsed(matches)?;
+    let library = library()?;
+    // A path that the loader cannot read from the variable is an error here, and not when the program starts.
+    preload(&library)?;
+    writeln!(out, "{}", library.display())?;
+    Ok(ExitCode::SUCCESS)
+}
