@@ -216,7 +216,8 @@ fn a_sandbox_that_comes_after_cuda_kills_nobody() {
     if run(command(&program, &[])).status.code() == Some(9) {
         return skip("a seccomp filter", "this system lets nobody add one");
     }
-    for (how, expected) in [("plain", 20), ("places", 70), ("threads", 120), ("signal", 70)] {
+    for (how, expected) in [("plain", 20), ("places", 70), ("threads", 120), ("signal", 70), ("stacks", 122)]
+    {
         for round in 0..5 {
             let folder = folder(&format!("sandboxed.{how}.{round}"));
             is_same(&program, &[how], &folder);

@@ -7,8 +7,8 @@ use crate::growth::Growth;
 use crate::map_file::MapFile;
 use crate::{memory, process};
 use gputrace_ring::map::{
-    ACCOMPANIED, ALONE, AS_BEFORE, COMPLETE, EXITING, ExitLine, FAILED, Header, LEAVE, MAX_THREADS, Map,
-    RUNNING, SANDBOXED, STRANGER, UNDECIDED,
+    ACCOMPANIED, ALONE, COMPLETE, EXITING, ExitLine, FAILED, Header, LEAVE, MAX_THREADS, Map, RUNNING,
+    SANDBOXED, STRANGER, UNDECIDED,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -27,12 +27,17 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// The same once the process has run for [`YOUNG`]: it ends once, and hundreds of looks a second are a cost on machines with many ranks.
 const LATER_PAUSE: Duration = Duration::from_millis(8);
 const YOUNG: Duration = Duration::from_secs(2);
+/// The same while threads ask what they may do: each waits for its answer with a busy processor.
+const ASKED_PAUSE: Duration = Duration::from_micros(500);
+/// For how long after a question more of them are expected.
+const ASKED_FOR: Duration = Duration::from_millis(100);
 
-/// How often one thread is looked at, whether it is under a sandbox: its `status` takes some 40 µs to read. Threads that have just asked
-/// the kernel, and so may ask again, are looked at by each look.
+/// How often one thread is looked at, whether it is under a sandbox: its `status` takes some 40 µs to read. That is for what is said in
+/// the trace; a thread that wants to make a call asks.
 const SANDBOX_EVERY: Duration = Duration::from_millis(50);
-/// For how long they count as such.
-const RELIED_FOR: Duration = Duration::from_millis(500);
+/// How often mappings that the process was told of are looked at again, and the part of the witness's time that this may take.
+const EXTENTS_EVERY: Duration = Duration::from_millis(20);
+const EXTENTS_PART: u32 = 20;
 /// How often holders of thread lines are looked for where no line has changed hands since the last time.
 const HOLDERS_EVERY: Duration = Duration::from_millis(100);
 /// Looking for them takes at most this part of the witness's time.
@@ -58,8 +63,11 @@ pub(crate) struct Witness {
 struct Looks {
     holders_at: Instant,
     sandbox_at: Instant,
-    /// Threads rely on the answer until then.
-    relied_until: Instant,
+    /// More questions are expected until then.
+    asked_until: Instant,
+    extents_at: Instant,
+    /// Where the next mapping goes.
+    next_extent: usize,
     /// Sum of the words of all lines when their holders were looked for.
     words: u64,
     /// By line: word of the claim, and when its thread began.
@@ -96,7 +104,9 @@ impl Witness {
             looks: Mutex::new(Looks {
                 holders_at: Instant::now(),
                 sandbox_at: Instant::now(),
-                relied_until: Instant::now(),
+                asked_until: Instant::now(),
+                extents_at: Instant::now(),
+                next_extent: 0,
                 words: 0,
                 holders: HashMap::new(),
                 threads: Vec::new(),
@@ -119,9 +129,14 @@ impl Witness {
                 self.look();
                 // Threads that come and go can use all memory of the ring before the recording loop has begun.
                 self.grow(ring);
-                let is_watched = self.looks.try_lock().is_ok_and(|looks| Instant::now() < looks.relied_until);
-                let is_busy = is_watched || began.elapsed() < YOUNG;
-                std::thread::sleep(if is_busy { PAUSE } else { LATER_PAUSE });
+                let is_asked = self.looks.try_lock().is_ok_and(|looks| Instant::now() < looks.asked_until);
+                std::thread::sleep(if is_asked {
+                    ASKED_PAUSE
+                } else if began.elapsed() < YOUNG {
+                    PAUSE
+                } else {
+                    LATER_PAUSE
+                });
             }
             word.store(0, Ordering::Relaxed);
         };
@@ -146,13 +161,14 @@ impl Witness {
         // Whoever looks already does so for all.
         let Ok(mut looks) = self.looks.try_lock() else { return };
         let now = Instant::now();
-        if self.map.header().sandbox.relied.swap(0, Ordering::Relaxed) != 0 {
-            looks.relied_until = now + RELIED_FOR;
+        if self.answer_question() {
+            looks.asked_until = now + ASKED_FOR;
         }
-        if now >= looks.sandbox_at || now < looks.relied_until {
+        if now >= looks.sandbox_at {
             looks.sandbox_at = now + SANDBOX_EVERY;
             self.look_for_sandbox(&mut looks);
         }
+        self.look_for_extents(&mut looks, now);
         self.look_for_holders(&mut looks, now);
     }
 
@@ -168,11 +184,76 @@ impl Witness {
         if looks.threads.is_empty() {
             looks.threads = self.threads().unwrap_or_default();
         }
-        let now = self.status(next.unwrap_or(self.in_proc)).as_deref().and_then(Sandbox::parse);
-        // A thread that is gone, or that nothing is known of, says nothing.
-        let (Some(now), Some(at_start)) = (now, self.at_start) else { return };
-        line.looked.store(crate::ticks::monotonic(), Ordering::Relaxed);
-        line.state.store(if now.allows_what(at_start) { AS_BEFORE } else { SANDBOXED }, Ordering::Release);
+        if self.is_as_before(next.unwrap_or(self.in_proc)) == Some(false) {
+            line.state.store(SANDBOXED, Ordering::Release);
+        }
+    }
+
+    /// Whether the thread may do what it might when the session began; `None` for one that is gone, or that nothing is known of.
+    fn is_as_before(&self, thread: u32) -> Option<bool> {
+        let now = Sandbox::parse(&self.status(thread)?)?;
+        Some(now.allows_what(self.at_start?))
+    }
+
+    /// Tells the thread that asks whether it may make a call; whether there was a question.
+    fn answer_question(&self) -> bool {
+        let line = &self.map.header().sandbox;
+        // SYNC: what the thread did to itself before it asked shows in its status.
+        let question = line.question.load(Ordering::Acquire);
+        if question == 0 || question == line.allowed.load(Ordering::Relaxed) {
+            return false;
+        }
+        let own_number = (question >> 32) as u32;
+        let thread = if self.in_proc == self.pid {
+            Some(own_number)
+        } else {
+            let threads = self.threads().unwrap_or_default();
+            threads.into_iter().find(|thread| self.own_number(*thread) == Some(own_number))
+        };
+        // A number that is no thread's of this process is one of a process that shares its memory: it gets no answer.
+        match thread.and_then(|thread| self.is_as_before(thread)) {
+            Some(true) => line.allowed.store(question, Ordering::Release),
+            Some(false) => line.state.store(SANDBOXED, Ordering::Release),
+            None => {}
+        }
+        true
+    }
+
+    /// Finds the mapping that a thread wants to know, and forgets those that have changed.
+    fn look_for_extents(&self, looks: &mut Looks, now: Instant) {
+        let line = &self.map.header().sandbox;
+        let wanted = line.stack_at.load(Ordering::Acquire);
+        let is_due = wanted != 0 || now >= looks.extents_at + EXTENTS_EVERY;
+        if now < looks.extents_at || !is_due {
+            return;
+        }
+        let known = || line.extents.iter().filter_map(|extent| Some((extent, extent.get()?)));
+        if wanted != 0 || known().next().is_some() {
+            let maps = self.file("maps").and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
+            let stacks: Vec<(u64, u64)> = maps.lines().filter_map(stack_mapping).collect();
+            let holding = |at: u64| {
+                let after = stacks.partition_point(|(start, _)| *start <= at);
+                stacks.get(after.checked_sub(1)?).copied().filter(|(_, end)| at < *end)
+            };
+            for (extent, (start, end)) in known() {
+                // A stack that grows downwards, or that a neighbour was joined to, is the same up to its end.
+                if holding(start).is_none_or(|(_, now)| now < end) {
+                    extent.set(0, 0);
+                }
+            }
+            if wanted != 0 {
+                let is_known = known().any(|(_, (start, end))| start <= wanted && wanted < end);
+                let next = looks.next_extent % line.extents.len();
+                if let (false, Some((start, end)), Some(extent)) =
+                    (is_known, holding(wanted), line.extents.get(next))
+                {
+                    extent.set(start, end);
+                    looks.next_extent = next + 1;
+                }
+                line.stack_at.store(0, Ordering::Release);
+            }
+        }
+        looks.extents_at = Instant::now() + now.elapsed() * EXTENTS_PART;
     }
 
     /// Tells the process which holders of thread lines are gone.
@@ -339,6 +420,14 @@ pub(crate) fn wake_process(header: &Header) {
     let _ = futex::wake(&header.recorder.value, futex::Flags::empty(), i32::MAX.cast_unsigned());
 }
 
+/// First byte of a mapping, and the one after the last, by its line in `/proc/PID/maps`; `None` if no stack can be there.
+fn stack_mapping(line: &str) -> Option<(u64, u64)> {
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    rest.starts_with("rw").then_some((number(start)?, number(end)?))
+}
+
 /// What `/proc/PID/status` says about filters of system calls (proc(5)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Sandbox {
@@ -401,6 +490,14 @@ mod tests {
         assert!(docker.allows_what(docker));
         assert!(!sandbox(2, None, true).allows_what(docker));
         assert!(!sandbox(2, None, true).allows_what(sandbox(2, None, true)), "it may have been added since");
+    }
+
+    #[test]
+    fn a_stack_is_where_memory_can_be_read_and_written() {
+        let line = "7f12a000-7f12c000 rw-p 00000000 00:00 0 ";
+        assert_eq!(stack_mapping(line), Some((0x7f12_a000, 0x7f12_c000)));
+        assert_eq!(stack_mapping("7f12a000-7f12c000 r--p 00000000 08:01 12   /lib/x"), None);
+        assert_eq!(stack_mapping("7f12a000"), None);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub const MAX_THREADS: usize = 1024;
 #[cfg(loom)]
 pub const MAX_THREADS: usize = 3;
 /// Bytes before the thread lines.
-const HEADER_BYTES: usize = 4096;
+const HEADER_BYTES: usize = 8192;
 /// Bytes before the words about who holds each line, and before those of the chunks' states.
 const TENURES_AT: usize = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>();
 const STATES_AT: usize = TENURES_AT + MAX_THREADS * size_of::<Tenure>();
@@ -54,12 +54,10 @@ pub const STRANGER: u32 = 4;
 /// `FUTEX_OWNER_DIED` (linux/futex.h).
 pub const DIED: u32 = 0x4000_0000;
 
-/// The recorder has not looked for a sandbox yet.
-pub const NOT_LOOKED: u32 = 0;
-/// Threads may make the calls that they could make when the session began.
-pub const AS_BEFORE: u32 = 1;
-/// A thread may not.
-pub const SANDBOXED: u32 = 2;
+/// No thread was seen under a sandbox that came after the session began.
+pub const AS_BEFORE: u32 = 0;
+/// One was.
+pub const SANDBOXED: u32 = 1;
 
 /// No recorder has opened the ring.
 pub const NO_RECORDER: u32 = 0;
@@ -130,16 +128,71 @@ pub struct Header {
     pub notices: Notices,
 }
 
-/// What the recorder knows about filters of system calls that were added since the session began.
+/// How a thread learns what the kernel would tell it, without a system call: a sandbox that the program put on itself after the session
+/// began may kill whoever makes one. The recorder, outside of the sandbox, looks when it is asked:
+///
+/// 1. The thread stores a number that nobody has used in [`SandboxLine::question`], with its own id in the upper half.
+/// 2. The recorder reads the filters of that thread, and stores the question in [`SandboxLine::allowed`] if there is no new one, else
+///    [`SANDBOXED`] in [`SandboxLine::state`].
+/// 3. The thread, which has been inside of one event all the time and so has put on no filter meanwhile, may make calls until the event
+///    is over. Without an answer it makes none.
+///
+/// For the extent of a stack that is not the thread's own, nobody waits: the thread leaves an address in [`SandboxLine::stack_at`], and finds
+/// the mapping in [`SandboxLine::extents`] at a later event.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct SandboxLine {
-    /// [`NOT_LOOKED`], [`AS_BEFORE`] or, for ever, [`SANDBOXED`]; written by the recorder.
+    /// [`AS_BEFORE`] or, for ever, [`SANDBOXED`]; written by the recorder.
     pub state: AtomicU32,
-    /// Not 0 after a thread has relied on `state`, so that the recorder looks often; the recorder makes it 0.
-    pub relied: AtomicU32,
-    /// When it was looked last, in nanoseconds of `CLOCK_MONOTONIC`; written by the recorder.
-    pub looked: AtomicU64,
+    /// Not used.
+    pub reserved: AtomicU32,
+    /// Who asks: thread id in its own PID namespace in the upper half, a number that tells questions apart in the lower; 0 nobody yet.
+    /// Written by the process.
+    pub question: AtomicU64,
+    /// The question that was answered with yes last; written by the recorder.
+    pub allowed: AtomicU64,
+    /// An address of a stack, whose mapping a thread wants to know; 0 none. Written by the process, made 0 by the recorder.
+    pub stack_at: AtomicU64,
+    /// Mappings that were asked for, and were there at the recorder's last look.
+    pub extents: [Extent; N_EXTENTS],
+}
+
+/// Mappings that the recorder remembers for the process.
+pub const N_EXTENTS: usize = 32;
+
+/// A mapping with a stack in it, which can be read and written. Written by the recorder alone.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C)]
+pub struct Extent {
+    /// Odd while the recorder writes.
+    version: AtomicU64,
+    /// First byte; 0 free.
+    start: AtomicU64,
+    /// Byte after the last.
+    end: AtomicU64,
+}
+
+impl Extent {
+    /// First byte, and the one after the last; `None` if it is free, or being written.
+    #[must_use]
+    pub fn get(&self) -> Option<(u64, u64)> {
+        let before = self.version.load(Ordering::Acquire);
+        // SYNC: neither is of a later version than the one that is read again below.
+        let (start, end) = (self.start.load(Ordering::Acquire), self.end.load(Ordering::Acquire));
+        let is_whole = before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before;
+        (is_whole && start != 0).then_some((start, end))
+    }
+
+    /// Changes it; two zeros free it. For one writer.
+    pub fn set(&self, start: u64, end: u64) {
+        // It is odd already where an earlier recorder was ended while it wrote.
+        let odd = self.version.load(Ordering::Relaxed) | 1;
+        self.version.store(odd, Ordering::Relaxed);
+        // SYNC: whoever sees one of these sees the odd version too.
+        self.start.store(start, Ordering::Release);
+        self.end.store(end, Ordering::Release);
+        self.version.store(odd.wrapping_add(1), Ordering::Release);
+    }
 }
 
 /// The exit protocol's words, alone in their pair of cache lines.

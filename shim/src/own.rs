@@ -2,11 +2,13 @@
 //!
 //! A program may put itself under a sandbox at any time, which may kill whoever makes a call that the program does not make. Only
 //! the recorder, outside of the sandbox, can see that happen. So what a thread needs is learnt when the session begins. The few questions
-//! that remain (memory of a coroutine's stack or of a library that was loaded later) are asked only while the recorder says that no
-//! filter has been added ([`map::SandboxLine`]). Between a filter and the recorder's next look some milliseconds may pass, in
-//! which such a question could still be asked.
+//! that remain are asked only after the recorder has looked at the thread in the middle of the same event ([`map::SandboxLine`]): no
+//! look, no call. While it looks the thread keeps its processor busy, for [`PATIENCE`] at most.
+//!
+//! What is left: another thread may put a filter on all threads (`SECCOMP_FILTER_FLAG_TSYNC`) between the look and the call, some
+//! microseconds later.
 
-use crate::kernel;
+use crate::{kernel, thread_id, tls};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use gputrace_ring::clock;
@@ -18,21 +20,34 @@ pub(crate) struct Own {
     process: AtomicU32,
     /// What the session's recorder says; null before the first session.
     sandbox: AtomicPtr<SandboxLine>,
-    /// When the session began, in nanoseconds of `CLOCK_MONOTONIC`.
-    began: AtomicU64,
     /// Threads that read there now: the ring stays mapped meanwhile ([`crate::rings`]).
     readers: AtomicU32,
-    /// A filter had been added when the last session ended.
-    was_sandboxed: AtomicU32,
+    /// [`NONE_YET`], or how the last session ended.
+    before: AtomicU32,
+    /// Number of the last question.
+    questions: AtomicU32,
+    /// The recorder was silent: until then, in nanoseconds of `CLOCK_MONOTONIC`, nobody asks.
+    silent_until: AtomicU64,
 }
+
+/// No session has ended.
+const NONE_YET: u32 = 0;
+/// One has.
+const OVER: u32 = 1;
+/// One has, and a filter had been added.
+const SANDBOXED: u32 = 2;
 
 static OWN: AtomicPtr<Own> = AtomicPtr::new(null_mut());
 
-/// How old the recorder's last look may be. It looks every few milliseconds; one that is stopped, or was killed, says nothing any more.
-const FRESH: u64 = 5_000_000_000;
-/// How long a recorder may take to its first look. With eighty processes on two processors, 1 s was too little now and then, and stacks
-/// lacked their Python frames.
-const STARTING: u64 = FRESH;
+/// How long a thread waits for an answer, in nanoseconds. The recorder looks every few milliseconds.
+const PATIENCE: u64 = 20_000_000;
+/// How long nobody asks a recorder that gave no answer: it is stopped, or was killed, or gets no processor.
+const SILENCE: u64 = 1_000_000_000;
+/// Reads of the answer between two of the clock.
+const READS: u32 = 64;
+
+/// In [`tls::Tls::busy`], which is an address of a stack and so even: the thread may make calls until its event is over.
+const LEAVE: usize = 1;
 
 /// Says where it lies.
 pub(crate) fn remember(own: &'static Own) {
@@ -57,19 +72,22 @@ pub(crate) fn process() -> u32 {
     }
 }
 
-/// A session begins, in which the recorder says here what it sees.
+/// A session begins, in which the recorder says here what it sees. The calling thread has just found out what it may do.
 pub(crate) fn begin(sandbox: &'static SandboxLine) {
     if let Some(own) = own() {
         process();
-        own.began.store(clock::nanos(libc::CLOCK_MONOTONIC_COARSE), Ordering::Relaxed);
+        own.silent_until.store(0, Ordering::Relaxed);
         own.sandbox.store(core::ptr::from_ref(sandbox).cast_mut(), Ordering::SeqCst);
+        give_leave();
     }
 }
 
 /// The session is over, and with it what its recorder says. A filter is never taken off again.
 pub(crate) fn end() {
     if let Some(own) = own() {
-        own.was_sandboxed.store(u32::from(!may_ask()), Ordering::Relaxed);
+        let is_sandboxed = read(own, |line| line.state.load(Ordering::Acquire) != map::AS_BEFORE);
+        let how = if is_sandboxed == Some(true) { SANDBOXED } else { OVER };
+        own.before.store(how, Ordering::Relaxed);
         own.sandbox.store(null_mut(), Ordering::SeqCst);
     }
 }
@@ -79,30 +97,107 @@ pub(crate) fn is_read() -> bool {
     own().is_some_and(|own| own.readers.load(Ordering::SeqCst) != 0)
 }
 
-/// Whether the kernel may be asked what it could be asked when the session began. Without a session it may.
-pub(crate) fn may_ask() -> bool {
-    let Some(own) = own() else { return true };
+/// Reads what the session's recorder says; `None` without a session.
+fn read<T>(own: &Own, what: impl FnOnce(&SandboxLine) -> T) -> Option<T> {
     // Counted before the pointer is read: whoever ends the session takes the pointer away, and then looks at the count.
     own.readers.fetch_add(1, Ordering::SeqCst);
-    let may = is_allowed(own);
+    // SAFETY: null, or what `begin` was given; its ring is not unmapped while we are counted.
+    let line = unsafe { own.sandbox.load(Ordering::SeqCst).cast_const().as_ref() };
+    let read = line.map(what);
     own.readers.fetch_sub(1, Ordering::SeqCst);
+    read
+}
+
+/// Whether this thread may ask the kernel, until its event is over, what it could ask when the session began. Before the first session
+/// it may.
+pub(crate) fn may_ask() -> bool {
+    let Some(own) = own() else { return true };
+    if tls::here().busy.get() & LEAVE != 0 {
+        return true;
+    }
+    let may = match read(own, |line| line.state.load(Ordering::Acquire)) {
+        None => own.before.load(Ordering::Relaxed) == NONE_YET,
+        Some(map::AS_BEFORE) => ask(own),
+        Some(_) => false,
+    };
+    if may {
+        give_leave();
+    }
     may
 }
 
-fn is_allowed(own: &Own) -> bool {
-    // SAFETY: null, or what `begin` was given; its ring is not unmapped while we are counted.
-    let Some(sandbox) = (unsafe { own.sandbox.load(Ordering::SeqCst).cast_const().as_ref() }) else {
-        return own.was_sandboxed.load(Ordering::Relaxed) == 0;
-    };
-    let since = |then: &AtomicU64| {
-        clock::nanos(libc::CLOCK_MONOTONIC_COARSE).saturating_sub(then.load(Ordering::Relaxed))
-    };
-    if sandbox.relied.load(Ordering::Relaxed) == 0 {
-        sandbox.relied.store(1, Ordering::Relaxed);
+/// Whether a session may be begun or ended, for somebody outside who has looked at the process before he asked for that.
+pub(crate) fn may_obey() -> bool {
+    let Some(own) = own() else { return true };
+    match read(own, |_| ()) {
+        Some(()) => may_ask(),
+        None => own.before.load(Ordering::Relaxed) != SANDBOXED,
     }
-    match sandbox.state.load(Ordering::Acquire) {
-        map::AS_BEFORE => since(&sandbox.looked) < FRESH,
-        map::NOT_LOOKED => since(&own.began) < STARTING,
-        _ => false,
+}
+
+/// Until the event is over in which the thread is, if it is in one.
+fn give_leave() {
+    let busy = &tls::here().busy;
+    if busy.get() != 0 {
+        busy.set(busy.get() | LEAVE);
     }
+}
+
+/// What follows is not the event any more in which the thread was given leave.
+pub(crate) fn take_leave() {
+    let busy = &tls::here().busy;
+    busy.set(busy.get() & !LEAVE);
+}
+
+/// Has the recorder look at the calling thread.
+#[cold]
+#[inline(never)]
+fn ask(own: &Own) -> bool {
+    let now = || clock::nanos(libc::CLOCK_MONOTONIC);
+    let began = now();
+    let Some(thread) = thread_id::known() else { return false };
+    if began < own.silent_until.load(Ordering::Relaxed) {
+        return false;
+    }
+    let number = own.questions.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+    let question = u64::from(thread) << 32 | u64::from(number);
+    let look = |line: &SandboxLine| {
+        for _ in 0..READS {
+            if line.state.load(Ordering::Relaxed) != map::AS_BEFORE {
+                return Some(false);
+            }
+            // SYNC: nothing that follows was done before the recorder looked.
+            if line.allowed.load(Ordering::Acquire) == question {
+                return Some(true);
+            }
+            core::hint::spin_loop();
+        }
+        // There is room for one question: it stands there until the recorder has seen it, or another thread has asked.
+        line.question.store(question, Ordering::Release);
+        None
+    };
+    while now().saturating_sub(began) < PATIENCE {
+        // A session that is over has no recorder.
+        match read(own, look) {
+            Some(None) => {}
+            Some(Some(answer)) => return answer,
+            None => return false,
+        }
+    }
+    own.silent_until.store(now().saturating_add(SILENCE), Ordering::Relaxed);
+    false
+}
+
+/// Byte after the last of the mapping that holds this address, if the recorder has found it; else it will look for it. The address is one
+/// of a stack on which the calling thread runs, so that the mapping is there.
+pub(crate) fn end_of_mapping(at: u64) -> Option<u64> {
+    let find = |line: &SandboxLine| {
+        let holds = |(start, end): &(u64, u64)| *start <= at && at < *end;
+        let found = line.extents.iter().filter_map(map::Extent::get).find(holds);
+        if found.is_none() && line.stack_at.load(Ordering::Relaxed) == 0 {
+            line.stack_at.store(at, Ordering::Release);
+        }
+        found.map(|(_, end)| end)
+    };
+    read(own()?, find).flatten()
 }

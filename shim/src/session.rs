@@ -263,8 +263,8 @@ pub(crate) fn current() -> Option<(Map, u64)> {
     (generation() == before).then_some((map, before))
 }
 
-/// The caller is on its way to the ring, which stays mapped meanwhile. All signals are blocked, so that nothing tears the thread away:
-/// the ring would stay mapped for ever. Under a sandbox the kernel is not asked for that.
+/// The caller is on its way to the ring, which stays mapped meanwhile. A signal handler that leaves by a jump just here leaves the
+/// ring mapped for ever; blocking signals takes a call, which a sandbox may forbid.
 pub(crate) struct Coming {
     page: &'static Page,
     /// Blocked before; `None` where none were blocked.
@@ -274,13 +274,15 @@ pub(crate) struct Coming {
 impl Coming {
     /// `None` where there will be no session.
     pub(crate) fn new() -> Option<Coming> {
-        page().map(Coming::on)
+        page().map(|page| Coming::on(page, None))
     }
 
-    fn on(page: &'static Page) -> Coming {
-        // Only rings of a process that can be attached to are ever unmapped.
-        let is_attachable = !page.control.load(Ordering::Relaxed).is_null();
-        let signals = (is_attachable && own::may_ask()).then(|| kernel::block_signals(kernel::ALL_SIGNALS));
+    /// To begin or end a session, for somebody who has asked for that.
+    fn uninterrupted(page: &'static Page) -> Coming {
+        Coming::on(page, Some(kernel::block_signals(kernel::ALL_SIGNALS)))
+    }
+
+    fn on(page: &'static Page, signals: Option<kernel::SignalSet>) -> Coming {
         page.coming.fetch_add(1, Ordering::SeqCst);
         Coming { page, signals }
     }
@@ -396,11 +398,11 @@ fn fall_asleep(page: &Page) {
 pub(crate) fn obey(describe: Describe) {
     let (Some(page), Some(control)) = (known_page(), control()) else { return };
     // Under a sandbox nothing can be begun or ended: whoever asks hears nothing, and says so.
-    if !own::may_ask() {
+    if !own::may_obey() {
         return;
     }
     let _errno = sys::KeepErrno::new();
-    let _coming = Coming::on(page);
+    let _coming = Coming::uninterrupted(page);
     if !is_helped(page, control) {
         follow(page, control, describe);
     }

@@ -1,6 +1,7 @@
 /* Harm: a program that puts a sandbox on itself after CUDA has begun, which kills whoever makes a call that the program does
  * not make, was killed at its exit, in a new thread, or in an allocation from a new place.
- * sandboxed HOW: plain, places, threads, signal. Each allows what it needs itself. */
+ * sandboxed HOW: plain, places, threads, signal, stacks. Each allows what it needs itself. `stacks` is on a stack of its own when the
+ * filter comes and right after it, as a coroutine is. */
 #define _GNU_SOURCE
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -8,6 +9,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -65,6 +67,28 @@ static void handler(int signal)
     take(1);
 }
 
+/* Calls `function(depth)` on another stack, without a system call. */
+static void on_stack(char *top, int (*function)(int), int depth)
+{
+#if defined __x86_64__
+    __asm__ volatile("movq %%rsp, %%rbx\n\tmovq %0, %%rsp\n\tcall *%1\n\tmovq %%rbx, %%rsp"
+                     :
+                     : "r"(top), "r"(function), "D"(depth)
+                     : "rbx", "rax", "rcx", "rdx", "rsi", "r8", "r9", "r10", "r11", "memory", "cc");
+#else
+    (void)top;
+    function(depth);
+#endif
+}
+
+enum { STACK = 256 << 10 };
+
+static char *new_stack(void)
+{
+    char *at = mmap(0, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return at == MAP_FAILED ? 0 : at + STACK - 64;
+}
+
 int main(int n, char **arguments)
 {
     const char *how = n > 1 ? arguments[1] : "plain";
@@ -80,6 +104,14 @@ int main(int n, char **arguments)
         ALLOW(for_signals);
     filter[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
     struct sock_fprog program = { length, filter };
+    char *known = new_stack(), *unknown = new_stack();
+    if (!known || !unknown)
+        return 7;
+    if (!strcmp(how, "stacks")) {
+        on_stack(known, deep, 150);
+        usleep(30000);
+        on_stack(known, deep, 150);
+    }
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
         return 9;
     take(10);
@@ -95,6 +127,9 @@ int main(int n, char **arguments)
     if (!strcmp(how, "signal"))
         for (int i = 0; i < 50; i++)
             raise(SIGUSR1);
+    if (!strcmp(how, "stacks"))
+        for (int i = 0; i < 100; i++)
+            on_stack(i % 2 ? known : unknown, deep, 150 + i / 2 * 5 % 50);
     if (write(1, "done\n", 5) != 5)
         return 8;
     return 0;

@@ -334,8 +334,6 @@ pub(crate) struct Stacks {
     /// First byte of the thread's own stack, and the one after the last.
     own: Region,
     is_known: u32,
-    /// The kernel does not copy here, so pages are asked for one by one.
-    cannot_copy: u32,
     /// What `copied` is a copy of, in this capture.
     copied_from: u64,
     copied_until: u64,
@@ -366,7 +364,7 @@ static NOTE_ARGUMENTS: extern "C" fn(i32, *const *const u8) = note_arguments;
 impl Stacks {
     /// Nothing is known.
     pub(super) fn forget(&mut self) {
-        (self.own, self.is_known, self.cannot_copy, self.copied_until) = (Region::EMPTY, 0, 0, 0);
+        (self.own, self.is_known, self.copied_until) = (Region::EMPTY, 0, 0);
     }
 
     /// The stack from `sp` to its end; empty when it cannot be found out. To be called once a capture, and where the walk
@@ -425,33 +423,19 @@ impl Stacks {
     }
 
     fn copy(&mut self, stack: &Stack, from: u64, bytes: u64) -> Option<u64> {
-        // A sandbox may have come; then nothing but the first page of a foreign stack is read.
-        if !own::may_ask() {
-            return None;
-        }
-        if self.cannot_copy == 0 && kernel::may_use_rare_calls() {
-            // SAFETY: the copy has room for whatever `copied_region` wants.
-            match unsafe { kernel::copy(from as usize, self.copied.as_mut_ptr().cast(), bytes as usize) } {
-                Ok(bytes) => return Some(bytes as u64 & !7),
-                Err(libc::EFAULT) => return None,
-                Err(_) => self.cannot_copy = 1,
-            }
-        }
-        // A page that can be read may be gone when it is. But the frames that a walk finds by tables are the thread's own,
-        // whose memory nobody takes away while it runs; where the walk goes by guesses it ends here.
+        // Nobody is asked for each page: a sandbox may have come, and the recorder's answer takes milliseconds. It knows the mapping from the
+        // second event on; until then nothing but the first page of a foreign stack is read. A mapping that it knows may be gone. But the
+        // frames that a walk finds by tables are the thread's own, whose memory nobody takes away while it runs; where the walk goes by
+        // guesses it ends here.
         if stack.is_guessed {
             return None;
         }
-        let mut n = 0;
-        for slot in &mut self.copied {
-            let at = from + n;
-            let is_new_page = n == 0 || at.is_multiple_of(PAGE);
-            if n >= bytes || (is_new_page && !kernel::can_read(at as usize)) {
-                break;
-            }
-            // SAFETY: the page could be read just now; see above.
-            *slot = unsafe { (at as *const u64).read_volatile() };
-            n += 8;
+        let end = own::end_of_mapping(stack.plain.start)?;
+        let n = bytes.min(end.checked_sub(from)?) & !7;
+        let words = (n / 8) as usize;
+        for (slot, index) in self.copied.iter_mut().zip(0..words) {
+            // SAFETY: a word of the mapping in which the thread's stack is; see above.
+            *slot = unsafe { (from as *const u64).wrapping_add(index).read_volatile() };
         }
         (n > 0).then_some(n)
     }
