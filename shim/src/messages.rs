@@ -125,8 +125,7 @@ pub(crate) fn say(message: &[u8], ring: Option<Map>, moment: Moment) {
 
 /// A recorder that was killed can look at nothing, and that it was is the one thing that nobody else says: then what it saw last counts.
 fn may_still_call(ring: Option<Map>) -> bool {
-    let is_dead =
-        |ring: &Map| ring.header().recorder_thread.value.load(Ordering::Acquire) & map::DIED != 0;
+    let is_dead = |ring: &Map| ring.header().recorder_thread.value.load(Ordering::Acquire) & map::DIED != 0;
     match ring.filter(is_dead) {
         Some(ring) => ring.header().sandbox.state.load(Ordering::Acquire) == map::AS_BEFORE,
         None => own::may_ask(),
