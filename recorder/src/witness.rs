@@ -198,6 +198,7 @@ impl Witness {
     /// Tells the thread that asks whether it may make a call; whether there was a question.
     fn answer_question(&self) -> bool {
         let line = &self.map.header().sandbox;
+        line.is_looking.store(1, Ordering::Relaxed);
         // SYNC: what the thread did to itself before it asked shows in its status.
         let question = line.question.load(Ordering::Acquire);
         if question == 0 || question == line.allowed.load(Ordering::Relaxed) {

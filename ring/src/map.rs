@@ -144,8 +144,8 @@ pub struct Header {
 pub struct SandboxLine {
     /// [`AS_BEFORE`] or, for ever, [`SANDBOXED`]; written by the recorder.
     pub state: AtomicU32,
-    /// Not used.
-    pub reserved: AtomicU32,
+    /// Not 0 once the recorder looks for questions; written by the recorder.
+    pub is_looking: AtomicU32,
     /// Who asks: thread id in its own PID namespace in the upper half, a number that tells questions apart in the lower; 0 nobody yet.
     /// Written by the process.
     pub question: AtomicU64,

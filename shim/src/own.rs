@@ -3,7 +3,7 @@
 //! A program may put itself under a sandbox at any time, which may kill whoever makes a call that the program does not make. Only
 //! the recorder, outside of the sandbox, can see that happen. So what a thread needs is learnt when the session begins. The few questions
 //! that remain are asked only after the recorder has looked at the thread in the middle of the same event ([`map::SandboxLine`]): no
-//! look, no call. While it looks the thread keeps its processor busy, for [`PATIENCE`] at most.
+//! look, no call. While it looks the thread keeps its processor busy, for [`PATIENCE`] at most, at the session's start [`FIRST_PATIENCE`].
 //!
 //! What is left: another thread may put a filter on all threads (`SECCOMP_FILTER_FLAG_TSYNC`) between the look and the call, some
 //! microseconds later.
@@ -41,6 +41,8 @@ static OWN: AtomicPtr<Own> = AtomicPtr::new(null_mut());
 
 /// How long a thread waits for an answer, in nanoseconds. The recorder looks every few milliseconds.
 const PATIENCE: u64 = 20_000_000;
+/// The same while the recorder starts.
+const FIRST_PATIENCE: u64 = 200_000_000;
 /// How long nobody asks a recorder that gave no answer: it is stopped, or was killed, or gets no processor.
 const SILENCE: u64 = 1_000_000_000;
 /// Reads of the answer between two of the clock.
@@ -176,7 +178,11 @@ fn ask(own: &Own) -> bool {
         line.question.store(question, Ordering::Release);
         None
     };
-    while now().saturating_sub(began) < PATIENCE {
+    let patience = match read(own, |line| line.is_looking.load(Ordering::Relaxed)) {
+        Some(0) => FIRST_PATIENCE,
+        _ => PATIENCE,
+    };
+    while now().saturating_sub(began) < patience {
         // A session that is over has no recorder.
         match read(own, look) {
             Some(None) => {}
