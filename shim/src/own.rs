@@ -131,8 +131,9 @@ pub(crate) fn may_ask() -> bool {
 /// Whether a session may be begun or ended, for somebody outside who has looked at the process before he asked for that.
 pub(crate) fn may_obey() -> bool {
     let Some(own) = own() else { return true };
-    match read(own, |_| ()) {
-        Some(()) => may_ask(),
+    // A recorder that is stopped or was killed answers nobody, and can be detached from all the same.
+    match read(own, |line| line.state.load(Ordering::Acquire)) {
+        Some(state) => state == map::AS_BEFORE,
         None => own.before.load(Ordering::Relaxed) != SANDBOXED,
     }
 }

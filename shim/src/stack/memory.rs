@@ -458,7 +458,8 @@ static SIZE_AT: AtomicU64 = AtomicU64::new(0);
 /// nptl/nptl-stack.c: `stackblock_size`, glibc 2.3 to 2.42), and no other word has; any other's is found by [`own_stack`].
 #[cfg(target_arch = "x86_64")]
 pub(super) fn learn() {
-    if SIZE_AT.load(Ordering::Relaxed) != 0 || own_stack() != Region::EMPTY {
+    let is_end_known = INITIAL_STACK_END.load(Ordering::Relaxed) != 0;
+    if is_end_known && (SIZE_AT.load(Ordering::Relaxed) != 0 || own_stack() != Region::EMPTY) {
         return;
     }
     let name = c"__libc_stack_end";
@@ -469,6 +470,11 @@ pub(super) fn learn() {
     }
     // SAFETY: as above.
     let end = unsafe { at.read() };
+    // A library that came late was not told the arguments, which lie above this.
+    let _ = INITIAL_STACK_END.compare_exchange(0, end, Ordering::Relaxed, Ordering::Relaxed);
+    if SIZE_AT.load(Ordering::Relaxed) != 0 || own_stack() != Region::EMPTY {
+        return;
+    }
     let descriptor = descriptor();
     let mut places = (16..DESCRIPTOR).step_by(8).take_while(|offset| {
         let at = descriptor + offset;
