@@ -5,10 +5,11 @@
 
 use crate::growth::Growth;
 use crate::map_file::MapFile;
+use crate::opened::text_of_proc;
 use crate::{memory, process};
 use gputrace_ring::map::{
-    ACCOMPANIED, ALONE, COMPLETE, EXITING, ExitLine, FAILED, Header, LEAVE, MAX_THREADS, Map, RUNNING,
-    SANDBOXED, STRANGER, UNDECIDED,
+    ACCOMPANIED, ALONE, COMPLETE, EXITING, ExitLine, FAILED, Header, LEAVE, MAX_THREADS, Map, N_EXTENTS,
+    RUNNING, SANDBOXED, STRANGER, UNDECIDED,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -28,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 const LATER_PAUSE: Duration = Duration::from_millis(8);
 const YOUNG: Duration = Duration::from_secs(2);
 /// The same while threads ask what they may do: each waits for its answer with a busy processor.
-const ASKED_PAUSE: Duration = Duration::from_micros(500);
+const ASKED_PAUSE: Duration = Duration::from_micros(50);
 /// For how long after a question more of them are expected.
 const ASKED_FOR: Duration = Duration::from_millis(100);
 
@@ -38,6 +39,8 @@ const SANDBOX_EVERY: Duration = Duration::from_millis(50);
 /// How often mappings that the process was told of are looked at again, and the part of the witness's time that this may take.
 const EXTENTS_EVERY: Duration = Duration::from_millis(20);
 const EXTENTS_PART: u32 = 20;
+/// For how long they are after a thread has used one.
+const EXTENTS_USED_FOR: Duration = Duration::from_secs(1);
 /// How often holders of thread lines are looked for where no line has changed hands since the last time.
 const HOLDERS_EVERY: Duration = Duration::from_millis(100);
 /// Looking for them takes at most this part of the witness's time.
@@ -66,8 +69,10 @@ struct Looks {
     /// More questions are expected until then.
     asked_until: Instant,
     extents_at: Instant,
-    /// Where the next mapping goes.
-    next_extent: usize,
+    /// The process is told of mappings until then.
+    extents_used_until: Instant,
+    /// The address whose mapping was wanted last.
+    extent_wanted: u64,
     /// Sum of the words of all lines when their holders were looked for.
     words: u64,
     /// By line: word of the claim, and when its thread began.
@@ -106,7 +111,8 @@ impl Witness {
                 sandbox_at: Instant::now(),
                 asked_until: Instant::now(),
                 extents_at: Instant::now(),
-                next_extent: 0,
+                extents_used_until: Instant::now(),
+                extent_wanted: 0,
                 words: 0,
                 holders: HashMap::new(),
                 threads: Vec::new(),
@@ -198,10 +204,12 @@ impl Witness {
     /// Tells the thread that asks whether it may make a call; whether there was a question.
     fn answer_question(&self) -> bool {
         let line = &self.map.header().sandbox;
-        line.is_looking.store(1, Ordering::Relaxed);
+        let looks = line.looks.load(Ordering::Relaxed).wrapping_add(1).max(1);
+        line.looks.store(looks, Ordering::Relaxed);
         // SYNC: what the thread did to itself before it asked shows in its status.
         let question = line.question.load(Ordering::Acquire);
-        if question == 0 || question == line.allowed.load(Ordering::Relaxed) {
+        let answered = [&line.allowed, &line.unknown].map(|answered| answered.load(Ordering::Relaxed));
+        if question == 0 || answered.contains(&question) {
             return false;
         }
         let own_number = (question >> 32) as u32;
@@ -211,48 +219,39 @@ impl Witness {
             let threads = self.threads().unwrap_or_default();
             threads.into_iter().find(|thread| self.own_number(*thread) == Some(own_number))
         };
-        // A number that is no thread's of this process is one of a process that shares its memory: it gets no answer.
         match thread.and_then(|thread| self.is_as_before(thread)) {
             Some(true) => line.allowed.store(question, Ordering::Release),
             Some(false) => line.state.store(SANDBOXED, Ordering::Release),
-            None => {}
+            // A number that is no thread's of this process is one of a process that shares its memory.
+            None => line.unknown.store(question, Ordering::Relaxed),
         }
         true
     }
 
-    /// Finds the mapping that a thread wants to know, and forgets those that have changed.
+    /// Names the mappings to threads that run on stacks which are not their own, as long as there are such threads.
     fn look_for_extents(&self, looks: &mut Looks, now: Instant) {
-        let line = &self.map.header().sandbox;
-        let wanted = line.stack_at.load(Ordering::Acquire);
-        let is_due = wanted != 0 || now >= looks.extents_at + EXTENTS_EVERY;
-        if now < looks.extents_at || !is_due {
+        let header = self.map.header();
+        let wanted = header.sandbox.stack_at.load(Ordering::Relaxed);
+        if now < looks.extents_at || (wanted == 0 && now < looks.extents_at + EXTENTS_EVERY) {
             return;
         }
-        let known = || line.extents.iter().filter_map(|extent| Some((extent, extent.get()?)));
-        if wanted != 0 || known().next().is_some() {
-            let maps = self.file("maps").and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default();
-            let stacks: Vec<(u64, u64)> = maps.lines().filter_map(stack_mapping).collect();
-            let holding = |at: u64| {
-                let after = stacks.partition_point(|(start, _)| *start <= at);
-                stacks.get(after.checked_sub(1)?).copied().filter(|(_, end)| at < *end)
-            };
-            for (extent, (start, end)) in known() {
-                // A stack that grows downwards, or that a neighbour was joined to, is the same up to its end.
-                if holding(start).is_none_or(|(_, now)| now < end) {
-                    extent.set(0, 0);
-                }
-            }
-            if wanted != 0 {
-                let is_known = known().any(|(_, (start, end))| start <= wanted && wanted < end);
-                let next = looks.next_extent % line.extents.len();
-                if let (false, Some((start, end)), Some(extent)) =
-                    (is_known, holding(wanted), line.extents.get(next))
-                {
-                    extent.set(start, end);
-                    looks.next_extent = next + 1;
-                }
-                line.stack_at.store(0, Ordering::Release);
-            }
+        if wanted != 0 {
+            looks.extent_wanted = wanted;
+        }
+        if header.extents.take_use() || wanted != 0 {
+            looks.extents_used_until = now + EXTENTS_USED_FOR;
+        }
+        if now < looks.extents_used_until {
+            let text = self.file("maps").and_then(|file| text_of_proc(file.to_str()?).ok());
+            let mappings = writable_mappings(&text.unwrap_or_default());
+            // Where there is no room for all: the kernel puts new ones beside the others.
+            let last = mappings.partition_point(|(start, _)| *start <= looks.extent_wanted);
+            let first = last.saturating_sub(N_EXTENTS / 2).min(mappings.len().saturating_sub(N_EXTENTS));
+            header.extents.set(mappings.get(first..).unwrap_or_default());
+            header.sandbox.stack_at.store(0, Ordering::Relaxed);
+        } else {
+            // Nobody looks whether they are still there.
+            header.extents.set(&[]);
         }
         looks.extents_at = Instant::now() + now.elapsed() * EXTENTS_PART;
     }
@@ -421,12 +420,23 @@ pub(crate) fn wake_process(header: &Header) {
     let _ = futex::wake(&header.recorder.value, futex::Flags::empty(), i32::MAX.cast_unsigned());
 }
 
-/// First byte of a mapping, and the one after the last, by its line in `/proc/PID/maps`; `None` if no stack can be there.
-fn stack_mapping(line: &str) -> Option<(u64, u64)> {
-    let (range, rest) = line.split_once(' ')?;
-    let (start, end) = range.split_once('-')?;
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    rest.starts_with("rw").then_some((number(start)?, number(end)?))
+/// What can be read and written, by `/proc/PID/maps`: first byte of each range and the one after the last. Mappings that touch are one
+/// range.
+fn writable_mappings(maps: &str) -> Vec<(u64, u64)> {
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
+    let mapping = |line: &str| {
+        let (range, rest) = line.split_once(' ')?;
+        let (start, end) = range.split_once('-')?;
+        rest.starts_with("rw").then_some((number(start)?, number(end)?))
+    };
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for (start, end) in maps.lines().filter_map(mapping) {
+        match ranges.last_mut().filter(|(_, last)| *last == start) {
+            Some((_, last)) => *last = end,
+            None => ranges.push((start, end)),
+        }
+    }
+    ranges
 }
 
 /// What `/proc/PID/status` says about filters of system calls (proc(5)).
@@ -494,11 +504,11 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_where_memory_can_be_read_and_written() {
-        let line = "7f12a000-7f12c000 rw-p 00000000 00:00 0 ";
-        assert_eq!(stack_mapping(line), Some((0x7f12_a000, 0x7f12_c000)));
-        assert_eq!(stack_mapping("7f12a000-7f12c000 r--p 00000000 08:01 12   /lib/x"), None);
-        assert_eq!(stack_mapping("7f12a000"), None);
+    fn memory_that_touches_is_one_range() {
+        let maps = "1000-3000 rw-p 00000000 00:00 0 \n3000-4000 rw-s 00000000 00:01 7   /memfd:x\n\
+            4000-5000 ---p 00000000 00:00 0 \n5000-6000 rw-p 00000000 00:00 0   [heap]\n\
+            6000-7000 r--p 00000000 08:01 12   /lib/x\nnothing\n7f12a000-7f12c000\n";
+        assert_eq!(writable_mappings(maps), [(0x1000, 0x4000), (0x5000, 0x6000)]);
     }
 
     #[test]

@@ -5,29 +5,31 @@
 //! that remain are asked only after the recorder has looked at the thread in the middle of the same event ([`map::SandboxLine`]): no
 //! look, no call. While it looks the thread keeps its processor busy, for [`PATIENCE`] at most, at the session's start [`FIRST_PATIENCE`].
 //!
-//! What is left: another thread may put a filter on all threads (`SECCOMP_FILTER_FLAG_TSYNC`) between the look and the call, some
-//! microseconds later.
+//! What is left: between the look and the call, some microseconds later, another thread may put a filter on all threads
+//! (`SECCOMP_FILTER_FLAG_TSYNC`), and so may a signal handler of this thread.
 
 use crate::{kernel, thread_id, tls};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use gputrace_ring::clock;
-use gputrace_ring::map::{self, SandboxLine};
+use gputrace_ring::map::{self, Header, SandboxLine};
 
 /// Lies on the page that the kernel empties in a forked child.
 pub(crate) struct Own {
     /// Number of the process; 0 not asked yet.
     process: AtomicU32,
-    /// What the session's recorder says; null before the first session.
-    sandbox: AtomicPtr<SandboxLine>,
+    /// Where the session's recorder says what it sees; null before the first session.
+    header: AtomicPtr<Header>,
     /// Threads that read there now: the ring stays mapped meanwhile ([`crate::rings`]).
     readers: AtomicU32,
     /// [`NONE_YET`], or how the last session ended.
     before: AtomicU32,
     /// Number of the last question.
     questions: AtomicU32,
-    /// The recorder was silent: until then, in nanoseconds of `CLOCK_MONOTONIC`, nobody asks.
+    /// The recorder found no answer: until then, in nanoseconds of `CLOCK_MONOTONIC`, nobody asks.
     silent_until: AtomicU64,
+    /// How often the recorder had looked when it left a question unanswered, and one more; 0 if it never did. Nobody asks until it looks again.
+    silent_since: AtomicU64,
 }
 
 /// No session has ended.
@@ -39,11 +41,11 @@ const SANDBOXED: u32 = 2;
 
 static OWN: AtomicPtr<Own> = AtomicPtr::new(null_mut());
 
-/// How long a thread waits for an answer, in nanoseconds. The recorder looks every few milliseconds.
-const PATIENCE: u64 = 20_000_000;
+/// How long a thread waits for an answer, in nanoseconds. The recorder looks every few milliseconds, if it gets a processor.
+const PATIENCE: u64 = 200_000_000;
 /// The same while the recorder starts.
-const FIRST_PATIENCE: u64 = 200_000_000;
-/// How long nobody asks a recorder that gave no answer: it is stopped, or was killed, or gets no processor.
+const FIRST_PATIENCE: u64 = 2_000_000_000;
+/// How long nobody asks a recorder that cannot see the thread.
 const SILENCE: u64 = 1_000_000_000;
 /// Reads of the answer between two of the clock.
 const READS: u32 = 64;
@@ -75,12 +77,20 @@ pub(crate) fn process() -> u32 {
 }
 
 /// A session begins, in which the recorder says here what it sees. The calling thread has just found out what it may do.
-pub(crate) fn begin(sandbox: &'static SandboxLine) {
+pub(crate) fn begin(header: &'static Header) {
     if let Some(own) = own() {
         process();
         own.silent_until.store(0, Ordering::Relaxed);
-        own.sandbox.store(core::ptr::from_ref(sandbox).cast_mut(), Ordering::SeqCst);
+        own.silent_since.store(0, Ordering::Relaxed);
+        own.header.store(core::ptr::from_ref(header).cast_mut(), Ordering::SeqCst);
         give_leave();
+    }
+}
+
+/// The session has no recorder: nobody waits for one.
+pub(crate) fn note_unrecorded() {
+    if let Some(own) = own() {
+        own.silent_since.store(1, Ordering::Relaxed);
     }
 }
 
@@ -90,7 +100,7 @@ pub(crate) fn end() {
         let is_sandboxed = read(own, |line| line.state.load(Ordering::Acquire) != map::AS_BEFORE);
         let how = if is_sandboxed == Some(true) { SANDBOXED } else { OVER };
         own.before.store(how, Ordering::Relaxed);
-        own.sandbox.store(null_mut(), Ordering::SeqCst);
+        own.header.store(null_mut(), Ordering::SeqCst);
     }
 }
 
@@ -99,13 +109,17 @@ pub(crate) fn is_read() -> bool {
     own().is_some_and(|own| own.readers.load(Ordering::SeqCst) != 0)
 }
 
-/// Reads what the session's recorder says; `None` without a session.
+/// Reads what the session's recorder says about sandboxes; `None` without a session.
 fn read<T>(own: &Own, what: impl FnOnce(&SandboxLine) -> T) -> Option<T> {
+    read_header(own, |header| what(&header.sandbox))
+}
+
+fn read_header<T>(own: &Own, what: impl FnOnce(&Header) -> T) -> Option<T> {
     // Counted before the pointer is read: whoever ends the session takes the pointer away, and then looks at the count.
     own.readers.fetch_add(1, Ordering::SeqCst);
     // SAFETY: null, or what `begin` was given; its ring is not unmapped while we are counted.
-    let line = unsafe { own.sandbox.load(Ordering::SeqCst).cast_const().as_ref() };
-    let read = line.map(what);
+    let header = unsafe { own.header.load(Ordering::SeqCst).cast_const().as_ref() };
+    let read = header.map(what);
     own.readers.fetch_sub(1, Ordering::SeqCst);
     read
 }
@@ -159,7 +173,9 @@ fn ask(own: &Own) -> bool {
     let now = || clock::nanos(libc::CLOCK_MONOTONIC);
     let began = now();
     let Some(thread) = thread_id::known() else { return false };
-    if began < own.silent_until.load(Ordering::Relaxed) {
+    let Some(looks) = read(own, |line| line.looks.load(Ordering::Relaxed)) else { return false };
+    let is_silent = own.silent_since.load(Ordering::Relaxed) == u64::from(looks) + 1;
+    if is_silent || began < own.silent_until.load(Ordering::Relaxed) {
         return false;
     }
     let number = own.questions.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -167,11 +183,14 @@ fn ask(own: &Own) -> bool {
     let look = |line: &SandboxLine| {
         for _ in 0..READS {
             if line.state.load(Ordering::Relaxed) != map::AS_BEFORE {
-                return Some(false);
+                return Some(Answer::No);
             }
             // SYNC: nothing that follows was done before the recorder looked.
             if line.allowed.load(Ordering::Acquire) == question {
-                return Some(true);
+                return Some(Answer::Yes);
+            }
+            if line.unknown.load(Ordering::Relaxed) == question {
+                return Some(Answer::Unknown);
             }
             core::hint::spin_loop();
         }
@@ -179,32 +198,44 @@ fn ask(own: &Own) -> bool {
         line.question.store(question, Ordering::Release);
         None
     };
-    let patience = match read(own, |line| line.is_looking.load(Ordering::Relaxed)) {
-        Some(0) => FIRST_PATIENCE,
-        _ => PATIENCE,
-    };
+    let patience = if looks == 0 { FIRST_PATIENCE } else { PATIENCE };
     while now().saturating_sub(began) < patience {
-        // A session that is over has no recorder.
         match read(own, look) {
             Some(None) => {}
-            Some(Some(answer)) => return answer,
-            None => return false,
+            Some(Some(Answer::Yes)) => return true,
+            Some(Some(Answer::Unknown)) => {
+                own.silent_until.store(now().saturating_add(SILENCE), Ordering::Relaxed);
+                return false;
+            }
+            // A session that is over has no recorder.
+            Some(Some(Answer::No)) | None => return false,
         }
     }
-    own.silent_until.store(now().saturating_add(SILENCE), Ordering::Relaxed);
+    // It is stopped, or was killed, or gets no processor.
+    if let Some(looks) = read(own, |line| line.looks.load(Ordering::Relaxed)) {
+        own.silent_since.store(u64::from(looks) + 1, Ordering::Relaxed);
+    }
     false
+}
+
+/// What the recorder says about the calling thread.
+enum Answer {
+    Yes,
+    No,
+    /// It cannot see the thread.
+    Unknown,
 }
 
 /// Byte after the last of the mapping that holds this address, if the recorder has found it; else it will look for it. The address is one
 /// of a stack on which the calling thread runs, so that the mapping is there.
 pub(crate) fn end_of_mapping(at: u64) -> Option<u64> {
-    let find = |line: &SandboxLine| {
-        let holds = |(start, end): &(u64, u64)| *start <= at && at < *end;
-        let found = line.extents.iter().filter_map(map::Extent::get).find(holds);
-        if found.is_none() && line.stack_at.load(Ordering::Relaxed) == 0 {
-            line.stack_at.store(at, Ordering::Release);
+    let find = |header: &Header| {
+        let found = header.extents.find(at);
+        let wanted = &header.sandbox.stack_at;
+        if found.is_none() && wanted.load(Ordering::Relaxed) == 0 {
+            wanted.store(at, Ordering::Relaxed);
         }
         found.map(|(_, end)| end)
     };
-    read(own()?, find).flatten()
+    read_header(own()?, find).flatten()
 }

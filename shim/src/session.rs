@@ -370,7 +370,7 @@ pub(crate) fn begin(describe: Describe) -> bool {
 fn learn(describe: Describe) {
     // The processor's counter stamps events, but times are waited for by the kernel's clock, which is read in the vDSO.
     environment::find_clock();
-    thread_id::learn();
+    thread_id::learn(|| elf::c_library(c"pthread_mutex_lock"));
     {
         let _unwatched = Unwatched::new();
         stack::learn();
@@ -732,7 +732,7 @@ fn remember(map: Map, path: Text<128>, identity: Identity) -> Option<&'static CS
     let slot = SESSIONS.get(next as usize % SESSIONS.len())?;
     rings::prepare();
     // SAFETY: the ring stays mapped for as long as a session has it.
-    own::begin(unsafe { &*core::ptr::from_ref(&map.header().sandbox) });
+    own::begin(unsafe { &*core::ptr::from_ref(map.header()) });
     // SAFETY: the state word lets one come here; readers wait for the generation.
     unsafe { (*slot.0.get()).write(Facts { map, path, identity }) };
     BEGUN.store(next.wrapping_add(1), Ordering::Release);
@@ -752,6 +752,7 @@ fn publish(page: &Page, generation: u64) {
 
 /// Why nothing records this session, with the kernel's error if there is one, and where its events are.
 pub(crate) fn say_unrecorded(why: &[u8], error: c_int, path: &[u8]) {
+    own::note_unrecorded();
     let mut message = Text::<480>::new().add(why);
     if error != 0 {
         message = message.add(b" (error ").number(error as u64).add(b")");

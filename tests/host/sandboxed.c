@@ -71,9 +71,9 @@ static void handler(int signal)
 static void on_stack(char *top, int (*function)(int), int depth)
 {
 #if defined __x86_64__
-    __asm__ volatile("movq %%rsp, %%rbx\n\tmovq %0, %%rsp\n\tcall *%1\n\tmovq %%rbx, %%rsp"
-                     :
-                     : "r"(top), "r"(function), "D"(depth)
+    __asm__ volatile("movq %%rsp, %%rbx\n\tmovq %1, %%rsp\n\tcall *%2\n\tmovq %%rbx, %%rsp"
+                     : "+D"(depth)
+                     : "r"(top), "r"(function)
                      : "rbx", "rax", "rcx", "rdx", "rsi", "r8", "r9", "r10", "r11", "memory", "cc");
 #else
     (void)top;

@@ -197,9 +197,9 @@ const PAGE: u64 = 4096;
 /// - The thread's own stack, of which the C library knows first and last byte, and the one that the kernel made for the
 ///   process: mapped as long as the thread runs, so all above the stack pointer is read plainly.
 /// - Any other one (coroutines, signal stacks, threads that the C library did not make): the page of the stack pointer
-///   is read plainly, because we run on it. All further pages are copied by the kernel when first needed, which answers
-///   with an error where nothing is mapped, and are asked for again at each capture: where a walk errs, in code without
-///   tables or beyond the last frame of a coroutine, another thread may take the memory away at any moment.
+///   is read plainly, because we run on it. All further pages are read only while the walk goes by tables: then each frame is the
+///   thread's. They are read plainly where the recorder has named the mapping ([`own::end_of_mapping`]), else copied by the kernel, which
+///   answers with an error where nothing is mapped. The walk ends where it would have to guess: another thread may take what it wants away.
 /// - No stack: nothing is read.
 #[derive(Clone, Copy)]
 pub(crate) struct Stack {
@@ -334,6 +334,8 @@ pub(crate) struct Stacks {
     /// First byte of the thread's own stack, and the one after the last.
     own: Region,
     is_known: u32,
+    /// The kernel does not copy here, so pages are asked for one by one.
+    cannot_copy: u32,
     /// What `copied` is a copy of, in this capture.
     copied_from: u64,
     copied_until: u64,
@@ -364,7 +366,7 @@ static NOTE_ARGUMENTS: extern "C" fn(i32, *const *const u8) = note_arguments;
 impl Stacks {
     /// Nothing is known.
     pub(super) fn forget(&mut self) {
-        (self.own, self.is_known, self.copied_until) = (Region::EMPTY, 0, 0);
+        (self.own, self.is_known, self.cannot_copy, self.copied_until) = (Region::EMPTY, 0, 0, 0);
     }
 
     /// The stack from `sp` to its end; empty when it cannot be found out. To be called once a capture, and where the walk
@@ -423,19 +425,42 @@ impl Stacks {
     }
 
     fn copy(&mut self, stack: &Stack, from: u64, bytes: u64) -> Option<u64> {
-        // Nobody is asked for each page: a sandbox may have come, and the recorder's answer takes milliseconds. It knows the mapping from the
-        // second event on; until then nothing but the first page of a foreign stack is read. A mapping that it knows may be gone. But the
-        // frames that a walk finds by tables are the thread's own, whose memory nobody takes away while it runs; where the walk goes by
-        // guesses it ends here.
+        // The frames that a walk finds by tables are the thread's own, whose memory nobody takes away while it runs. Where the walk goes by
+        // guesses it ends here: what it wants may be gone when it is read, and asking the kernel each time takes too long.
         if stack.is_guessed {
             return None;
         }
-        let end = own::end_of_mapping(stack.plain.start)?;
-        let n = bytes.min(end.checked_sub(from)?) & !7;
-        let words = (n / 8) as usize;
-        for (slot, index) in self.copied.iter_mut().zip(0..words) {
-            // SAFETY: a word of the mapping in which the thread's stack is; see above.
-            *slot = unsafe { (from as *const u64).wrapping_add(index).read_volatile() };
+        if let Some(end) = own::end_of_mapping(stack.plain.start) {
+            let n = bytes.min(end.checked_sub(from)?) & !7;
+            let words = (n / 8) as usize;
+            for (slot, index) in self.copied.iter_mut().zip(0..words) {
+                // SAFETY: a word of the mapping in which the thread's stack is; see above.
+                *slot = unsafe { (from as *const u64).wrapping_add(index).read_volatile() };
+            }
+            return (n > 0).then_some(n);
+        }
+        // The recorder finds the mapping only now. Until then the kernel says what can be read, unless a sandbox forbids to ask.
+        if !own::may_ask() {
+            return None;
+        }
+        if self.cannot_copy == 0 && kernel::may_use_rare_calls() {
+            // SAFETY: the copy has room for whatever `copied_region` wants.
+            match unsafe { kernel::copy(from as usize, self.copied.as_mut_ptr().cast(), bytes as usize) } {
+                Ok(bytes) => return Some(bytes as u64 & !7),
+                Err(libc::EFAULT) => return None,
+                Err(_) => self.cannot_copy = 1,
+            }
+        }
+        let mut n = 0;
+        for slot in &mut self.copied {
+            let at = from + n;
+            let is_new_page = n == 0 || at.is_multiple_of(PAGE);
+            if n >= bytes || (is_new_page && !kernel::can_read(at as usize)) {
+                break;
+            }
+            // SAFETY: the page could be read just now; see above.
+            *slot = unsafe { (at as *const u64).read_volatile() };
+            n += 8;
         }
         (n > 0).then_some(n)
     }
@@ -571,7 +596,8 @@ pub(crate) fn is_above_on_own_stack(sp: usize, address: usize) -> bool {
         return (sp..end - 8).contains(&address);
     }
     let own = own_stack();
-    own.contains(sp) && (sp..own.end - 8).contains(&address)
+    let end = if own.contains(sp) { Some(own.end) } else { own::end_of_mapping(sp) };
+    end.is_some_and(|end| (sp..end - 8).contains(&address))
 }
 
 #[cfg(not(target_arch = "x86_64"))]
