@@ -16,6 +16,7 @@ use rustix::process::{Pid, test_kill_process};
 use rustix::thread::futex;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -39,6 +40,8 @@ const SANDBOX_EVERY: Duration = Duration::from_millis(50);
 /// How often mappings that the process was told of are looked at again, and the part of the witness's time that this may take.
 const EXTENTS_EVERY: Duration = Duration::from_millis(20);
 const EXTENTS_PART: u32 = 20;
+/// Bytes of `maps` that are read at most.
+const MOST_MAPS: u64 = 64 << 20;
 /// For how long they are after a thread has used one.
 const EXTENTS_USED_FOR: Duration = Duration::from_secs(1);
 /// How often holders of thread lines are looked for where no line has changed hands since the last time.
@@ -71,6 +74,8 @@ struct Looks {
     extents_at: Instant,
     /// The process is told of mappings until then.
     extents_used_until: Instant,
+    /// What can be written in the process, as far as it was seen.
+    extents: Vec<(u64, u64)>,
     /// The address whose mapping was wanted last.
     extent_wanted: u64,
     /// Sum of the words of all lines when their holders were looked for.
@@ -112,6 +117,7 @@ impl Witness {
                 asked_until: Instant::now(),
                 extents_at: Instant::now(),
                 extents_used_until: Instant::now(),
+                extents: Vec::new(),
                 extent_wanted: 0,
                 words: 0,
                 holders: HashMap::new(),
@@ -167,7 +173,8 @@ impl Witness {
         // Whoever looks already does so for all.
         let Ok(mut looks) = self.looks.try_lock() else { return };
         let now = Instant::now();
-        if self.answer_question() {
+        let has_asked = self.answer_question();
+        if self.answer_stack(&mut looks) || has_asked {
             looks.asked_until = now + ASKED_FOR;
         }
         if now >= looks.sandbox_at {
@@ -208,7 +215,8 @@ impl Witness {
         line.looks.store(looks, Ordering::Relaxed);
         // SYNC: what the thread did to itself before it asked shows in its status.
         let question = line.question.load(Ordering::Acquire);
-        let answered = [&line.allowed, &line.unknown].map(|answered| answered.load(Ordering::Relaxed));
+        let answered =
+            [&line.allowed, &line.forbidden, &line.unknown].map(|answered| answered.load(Ordering::Relaxed));
         if question == 0 || answered.contains(&question) {
             return false;
         }
@@ -222,38 +230,71 @@ impl Witness {
         match thread.and_then(|thread| self.is_as_before(thread)) {
             Some(true) => line.allowed.store(question, Ordering::Release),
             Some(false) => line.state.store(SANDBOXED, Ordering::Release),
-            // A number that is no thread's of this process is one of a process that shares its memory.
-            None => line.unknown.store(question, Ordering::Relaxed),
+            None => match self.is_child_as_before(own_number) {
+                Some(true) => line.allowed.store(question, Ordering::Release),
+                Some(false) => line.forbidden.store(question, Ordering::Relaxed),
+                None => line.unknown.store(question, Ordering::Relaxed),
+            },
         }
         true
     }
 
-    /// Names the mappings to threads that run on stacks which are not their own, as long as there are such threads.
+    /// As [`Self::is_as_before`], for a number that is no thread's of this process: a child asks that has no recorder yet, or that shares
+    /// the process's memory.
+    fn is_child_as_before(&self, number: u32) -> Option<bool> {
+        let path = format!("/proc/{number}/status");
+        let status = (self.in_proc == self.pid).then(|| text_of_proc(&path).ok()).flatten()?;
+        Some(Sandbox::parse(&status)?.allows_what(self.at_start?))
+    }
+
+    /// Names the mapping of a stack to the thread that waits for it; whether there was one.
+    fn answer_stack(&self, looks: &mut Looks) -> bool {
+        let line = &self.map.header().sandbox;
+        // SYNC: the stack is mapped.
+        let wanted = line.stack_at.load(Ordering::Acquire);
+        if wanted == 0 {
+            return false;
+        }
+        looks.extent_wanted = wanted;
+        looks.extents_used_until = Instant::now() + EXTENTS_USED_FOR;
+        // New mappings mostly have lower addresses than all before. What lies above is as it was.
+        let mut extents = self.writable_mappings(wanted);
+        let end = extents.last().map_or(0, |(_, end)| *end);
+        extents.extend(looks.extents.iter().filter(|(start, _)| *start >= end));
+        self.name_extents(looks, extents);
+        // SYNC: whoever sees this sees what was found.
+        line.stacks_sought.fetch_add(1, Ordering::Release);
+        line.stack_at.store(0, Ordering::Release);
+        true
+    }
+
+    /// Looks again at what the process was told of mappings, as long as threads use that.
     fn look_for_extents(&self, looks: &mut Looks, now: Instant) {
-        let header = self.map.header();
-        let wanted = header.sandbox.stack_at.load(Ordering::Relaxed);
-        if now < looks.extents_at || (wanted == 0 && now < looks.extents_at + EXTENTS_EVERY) {
+        if now < looks.extents_at {
             return;
         }
-        if wanted != 0 {
-            looks.extent_wanted = wanted;
-        }
-        if header.extents.take_use() || wanted != 0 {
+        if self.map.header().extents.take_use() {
             looks.extents_used_until = now + EXTENTS_USED_FOR;
         }
-        if now < looks.extents_used_until {
-            let text = self.file("maps").and_then(|file| text_of_proc(file.to_str()?).ok());
-            let mappings = writable_mappings(&text.unwrap_or_default());
-            // Where there is no room for all: the kernel puts new ones beside the others.
-            let last = mappings.partition_point(|(start, _)| *start <= looks.extent_wanted);
-            let first = last.saturating_sub(N_EXTENTS / 2).min(mappings.len().saturating_sub(N_EXTENTS));
-            header.extents.set(mappings.get(first..).unwrap_or_default());
-            header.sandbox.stack_at.store(0, Ordering::Relaxed);
-        } else {
-            // Nobody looks whether they are still there.
-            header.extents.set(&[]);
-        }
-        looks.extents_at = Instant::now() + now.elapsed() * EXTENTS_PART;
+        // Nobody looks after the end whether they are still there.
+        let is_used = now < looks.extents_used_until;
+        let extents = if is_used { self.writable_mappings(u64::MAX) } else { Vec::new() };
+        self.name_extents(looks, extents);
+        looks.extents_at = Instant::now() + EXTENTS_EVERY.max(now.elapsed() * EXTENTS_PART);
+    }
+
+    fn name_extents(&self, looks: &mut Looks, extents: Vec<(u64, u64)>) {
+        // Where there is no room for all: the kernel puts new ones beside the others.
+        let last = extents.partition_point(|(start, _)| *start <= looks.extent_wanted);
+        let first = last.saturating_sub(N_EXTENTS / 2).min(extents.len().saturating_sub(N_EXTENTS));
+        self.map.header().extents.set(extents.get(first..).unwrap_or_default());
+        looks.extents = extents;
+    }
+
+    /// What can be written in the process, up to the mapping that holds this address.
+    fn writable_mappings(&self, until: u64) -> Vec<(u64, u64)> {
+        let maps = self.file("maps").and_then(|path| File::open(path).ok());
+        maps.map(|maps| writable_mappings(BufReader::new(maps.take(MOST_MAPS)), until)).unwrap_or_default()
     }
 
     /// Tells the process which holders of thread lines are gone.
@@ -420,21 +461,28 @@ pub(crate) fn wake_process(header: &Header) {
     let _ = futex::wake(&header.recorder.value, futex::Flags::empty(), i32::MAX.cast_unsigned());
 }
 
-/// What can be read and written, by `/proc/PID/maps`: first byte of each range and the one after the last. Mappings that touch are one
-/// range.
-fn writable_mappings(maps: &str) -> Vec<(u64, u64)> {
+/// What can be read and written, by `/proc/PID/maps`: first byte of each range and the one after the last, up to the range that holds
+/// `until`. Mappings that touch are one range.
+fn writable_mappings(mut maps: impl BufRead, until: u64) -> Vec<(u64, u64)> {
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
-    let mapping = |line: &str| {
-        let (range, rest) = line.split_once(' ')?;
-        let (start, end) = range.split_once('-')?;
-        rest.starts_with("rw").then_some((number(start)?, number(end)?))
-    };
     let mut ranges: Vec<(u64, u64)> = Vec::new();
-    for (start, end) in maps.lines().filter_map(mapping) {
-        match ranges.last_mut().filter(|(_, last)| *last == start) {
-            Some((_, last)) => *last = end,
-            None => ranges.push((start, end)),
+    let mut line = Vec::new();
+    while maps.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        let text = String::from_utf8_lossy(&line);
+        let mapping = text.split_once(' ').and_then(|(range, rest)| {
+            let (start, end) = range.split_once('-')?;
+            Some((number(start)?, number(end)?, rest.starts_with("rw")))
+        });
+        if let Some((start, end, is_writable)) = mapping {
+            let last = ranges.last_mut().filter(|(_, last)| is_writable && *last == start);
+            match last {
+                Some((_, last)) => *last = end,
+                None if start > until => break,
+                None if is_writable => ranges.push((start, end)),
+                None => {}
+            }
         }
+        line.clear();
     }
     ranges
 }
@@ -508,7 +556,9 @@ mod tests {
         let maps = "1000-3000 rw-p 00000000 00:00 0 \n3000-4000 rw-s 00000000 00:01 7   /memfd:x\n\
             4000-5000 ---p 00000000 00:00 0 \n5000-6000 rw-p 00000000 00:00 0   [heap]\n\
             6000-7000 r--p 00000000 08:01 12   /lib/x\nnothing\n7f12a000-7f12c000\n";
-        assert_eq!(writable_mappings(maps), [(0x1000, 0x4000), (0x5000, 0x6000)]);
+        assert_eq!(writable_mappings(maps.as_bytes(), u64::MAX), [(0x1000, 0x4000), (0x5000, 0x6000)]);
+        assert_eq!(writable_mappings(maps.as_bytes(), 0x1800), [(0x1000, 0x4000)]);
+        assert_eq!(writable_mappings(maps.as_bytes(), 0x800), []);
     }
 
     #[test]

@@ -139,8 +139,8 @@ pub struct Header {
 /// 3. The thread, which has been inside of one event all the time and so has put on no filter meanwhile, may make calls until the event
 ///    is over. Without an answer it makes none.
 ///
-/// Nobody waits for the extent of a stack that is not the thread's own: the thread leaves an address in [`SandboxLine::stack_at`], and
-/// finds the mapping in [`Header::extents`] at a later event.
+/// A thread on a stack that is not its own asks in the same way where that stack is, and then needs no call: it leaves an address in
+/// [`SandboxLine::stack_at`], and finds the mapping in [`Header::extents`].
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct SandboxLine {
@@ -153,10 +153,14 @@ pub struct SandboxLine {
     pub question: AtomicU64,
     /// The question that was answered with yes last; written by the recorder.
     pub allowed: AtomicU64,
+    /// The question that was answered with no last, of another process: a forked child. Written by the recorder.
+    pub forbidden: AtomicU64,
     /// The question to which the recorder found no answer last: it cannot see the thread. Written by the recorder.
     pub unknown: AtomicU64,
     /// An address of a stack, whose mapping a thread wants to know; 0 none. Written by the process, made 0 by the recorder.
     pub stack_at: AtomicU64,
+    /// How many of these the recorder has looked for, modulo 2^32. Written by the recorder, before it makes `stack_at` 0.
+    pub stacks_sought: AtomicU32,
 }
 
 /// Mappings that the recorder names to the process. Thousands of coroutines have a stack each.

@@ -40,6 +40,8 @@ const OVER: u32 = 1;
 const SANDBOXED: u32 = 2;
 
 static OWN: AtomicPtr<Own> = AtomicPtr::new(null_mut());
+/// As [`Own::header`], but a forked child finds its parent's here: that recorder can look at the child, too.
+static LAST: AtomicPtr<Header> = AtomicPtr::new(null_mut());
 
 /// How long a thread waits for an answer, in nanoseconds. The recorder looks every few milliseconds, if it gets a processor.
 const PATIENCE: u64 = 200_000_000;
@@ -49,6 +51,9 @@ const FIRST_PATIENCE: u64 = 2_000_000_000;
 const SILENCE: u64 = 1_000_000_000;
 /// Reads of the answer between two of the clock.
 const READS: u32 = 64;
+
+/// In the number of a question: a forked child asks.
+const CHILD: u32 = 1 << 31;
 
 /// In [`tls::Tls::busy`], which is an address of a stack and so even: the thread may make calls until its event is over.
 const LEAVE: usize = 1;
@@ -83,6 +88,7 @@ pub(crate) fn begin(header: &'static Header) {
         own.silent_until.store(0, Ordering::Relaxed);
         own.silent_since.store(0, Ordering::Relaxed);
         own.header.store(core::ptr::from_ref(header).cast_mut(), Ordering::SeqCst);
+        LAST.store(core::ptr::from_ref(header).cast_mut(), Ordering::Release);
         give_leave();
     }
 }
@@ -100,6 +106,7 @@ pub(crate) fn end() {
         let is_sandboxed = read(own, |line| line.state.load(Ordering::Acquire) != map::AS_BEFORE);
         let how = if is_sandboxed == Some(true) { SANDBOXED } else { OVER };
         own.before.store(how, Ordering::Relaxed);
+        LAST.store(null_mut(), Ordering::Release);
         own.header.store(null_mut(), Ordering::SeqCst);
     }
 }
@@ -132,12 +139,47 @@ pub(crate) fn may_ask() -> bool {
         return true;
     }
     let may = match read(own, |line| line.state.load(Ordering::Acquire)) {
-        None => own.before.load(Ordering::Relaxed) == NONE_YET,
+        None => own.before.load(Ordering::Relaxed) == NONE_YET && may_begin(),
         Some(map::AS_BEFORE) => ask(own),
         Some(_) => false,
     };
     if may {
         give_leave();
+    }
+    may
+}
+
+/// Whether the process may begin its first session. A child that was forked under a filter may not: its parent's recorder looks at it.
+pub(crate) fn may_begin() -> bool {
+    let Some(own) = own() else { return true };
+    if own.before.load(Ordering::Relaxed) == SANDBOXED {
+        return false;
+    }
+    if own.before.load(Ordering::Relaxed) != NONE_YET || !own.header.load(Ordering::SeqCst).is_null() {
+        return true;
+    }
+    // SAFETY: null, or the ring of a process that this one was forked from: the copy of its mapping stays.
+    let Some(parent) = (unsafe { LAST.load(Ordering::Acquire).cast_const().as_ref() }) else { return true };
+    let is_over = matches!(parent.recorder.value.load(Ordering::Relaxed), map::COMPLETE | map::FAILED);
+    let answer = match thread_id::known().filter(|_| !is_over) {
+        Some(thread) => {
+            // Children that were made past the C library all have their parent's number there.
+            let number = now() as u32 | CHILD;
+            ask_for(thread, number, &|what| {
+                what(parent);
+                true
+            })
+        }
+        None => Answer::None,
+    };
+    // Whoever cannot be told begins: a parent is often gone before its child comes to CUDA.
+    let may = match answer {
+        Answer::No => false,
+        Answer::Yes => true,
+        _ => parent.sandbox.state.load(Ordering::Acquire) == map::AS_BEFORE,
+    };
+    if !may {
+        own.before.store(SANDBOXED, Ordering::Relaxed);
     }
     may
 }
@@ -166,76 +208,134 @@ pub(crate) fn take_leave() {
     busy.set(busy.get() & !LEAVE);
 }
 
-/// Has the recorder look at the calling thread.
-#[cold]
-#[inline(never)]
-fn ask(own: &Own) -> bool {
-    let now = || clock::nanos(libc::CLOCK_MONOTONIC);
-    let began = now();
-    let Some(thread) = thread_id::known() else { return false };
-    let Some(looks) = read(own, |line| line.looks.load(Ordering::Relaxed)) else { return false };
-    let is_silent = own.silent_since.load(Ordering::Relaxed) == u64::from(looks) + 1;
-    if is_silent || began < own.silent_until.load(Ordering::Relaxed) {
-        return false;
-    }
-    let number = own.questions.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-    let question = u64::from(thread) << 32 | u64::from(number);
-    let look = |line: &SandboxLine| {
-        for _ in 0..READS {
-            if line.state.load(Ordering::Relaxed) != map::AS_BEFORE {
-                return Some(Answer::No);
-            }
-            // SYNC: nothing that follows was done before the recorder looked.
-            if line.allowed.load(Ordering::Acquire) == question {
-                return Some(Answer::Yes);
-            }
-            if line.unknown.load(Ordering::Relaxed) == question {
-                return Some(Answer::Unknown);
-            }
-            core::hint::spin_loop();
-        }
-        // There is room for one question: it stands there until the recorder has seen it, or another thread has asked.
-        line.question.store(question, Ordering::Release);
-        None
-    };
-    let patience = if looks == 0 { FIRST_PATIENCE } else { PATIENCE };
-    while now().saturating_sub(began) < patience {
-        match read(own, look) {
-            Some(None) => {}
-            Some(Some(Answer::Yes)) => return true,
-            Some(Some(Answer::Unknown)) => {
-                own.silent_until.store(now().saturating_add(SILENCE), Ordering::Relaxed);
-                return false;
-            }
-            // A session that is over has no recorder.
-            Some(Some(Answer::No)) | None => return false,
-        }
-    }
-    // It is stopped, or was killed, or gets no processor.
-    if let Some(looks) = read(own, |line| line.looks.load(Ordering::Relaxed)) {
-        own.silent_since.store(u64::from(looks) + 1, Ordering::Relaxed);
-    }
-    false
-}
-
-/// What the recorder says about the calling thread.
+/// What the recorder says about a thread.
 enum Answer {
     Yes,
     No,
     /// It cannot see the thread.
     Unknown,
+    /// It is stopped, or was killed, or gets no processor.
+    None,
 }
 
-/// Byte after the last of the mapping that holds this address, if the recorder has found it; else it will look for it. The address is one
-/// of a stack on which the calling thread runs, so that the mapping is there.
-pub(crate) fn end_of_mapping(at: u64) -> Option<u64> {
-    let find = |header: &Header| {
-        let found = header.extents.find(at);
-        let wanted = &header.sandbox.stack_at;
-        if found.is_none() && wanted.load(Ordering::Relaxed) == 0 {
-            wanted.store(at, Ordering::Relaxed);
+/// Shows the words of a session's recorder; false where there is no session any more.
+type Show<'a> = &'a dyn Fn(&mut dyn FnMut(&Header)) -> bool;
+
+/// Has the recorder look at the calling thread.
+#[cold]
+#[inline(never)]
+fn ask(own: &Own) -> bool {
+    let Some(thread) = thread_id::known().filter(|_| is_answering(own)) else { return false };
+    let number = own.questions.fetch_add(1, Ordering::Relaxed).wrapping_add(1) & !CHILD;
+    match ask_for(thread, number, &|what| read_header(own, what).is_some()) {
+        Answer::Yes => return true,
+        Answer::No => {}
+        Answer::Unknown => own.silent_until.store(now().saturating_add(SILENCE), Ordering::Relaxed),
+        Answer::None => note_silence(own),
+    }
+    false
+}
+
+fn ask_for(thread: u32, number: u32, show: Show) -> Answer {
+    let question = u64::from(thread) << 32 | u64::from(number);
+    let mut answer = Answer::None;
+    // There is room for one question: it stands there until the recorder has seen it, or another thread has asked.
+    let put = |header: &Header| header.sandbox.question.store(question, Ordering::Release);
+    let look = |header: &Header| {
+        let line = &header.sandbox;
+        // SYNC: nothing that follows was done before the recorder looked.
+        if line.allowed.load(Ordering::Acquire) == question {
+            answer = Answer::Yes;
+        } else if line.state.load(Ordering::Relaxed) != map::AS_BEFORE
+            || line.forbidden.load(Ordering::Relaxed) == question
+        {
+            answer = Answer::No;
+        } else if line.unknown.load(Ordering::Relaxed) == question {
+            answer = Answer::Unknown;
+        } else {
+            return false;
         }
-        found.map(|(_, end)| end)
+        true
     };
-    read_header(own()?, find).flatten()
+    wait(show, put, look);
+    answer
+}
+
+/// Looks again and again: `put` first, then `look` until it says that there is an answer, the recorder takes too long, or there is no
+/// session any more. Whether there is an answer.
+fn wait(show: Show, mut put: impl FnMut(&Header), mut look: impl FnMut(&Header) -> bool) -> bool {
+    let began = now();
+    loop {
+        let (mut is_answered, mut patience) = (false, PATIENCE);
+        let is_there = show(&mut |header| {
+            if header.sandbox.looks.load(Ordering::Relaxed) == 0 {
+                patience = FIRST_PATIENCE;
+            }
+            put(header);
+            is_answered = (0..READS).any(|_| {
+                core::hint::spin_loop();
+                look(header)
+            });
+        });
+        if is_answered {
+            return true;
+        }
+        if !is_there || now().saturating_sub(began) >= patience {
+            return false;
+        }
+    }
+}
+
+fn now() -> u64 {
+    clock::nanos(libc::CLOCK_MONOTONIC)
+}
+
+/// Whether there is any use in asking the recorder.
+fn is_answering(own: &Own) -> bool {
+    let looks = read(own, |line| line.looks.load(Ordering::Relaxed));
+    let is_there =
+        looks.is_some_and(|looks| own.silent_since.load(Ordering::Relaxed) != u64::from(looks) + 1);
+    is_there && now() >= own.silent_until.load(Ordering::Relaxed)
+}
+
+/// Nobody asks until the recorder looks again.
+fn note_silence(own: &Own) {
+    if let Some(looks) = read(own, |line| line.looks.load(Ordering::Relaxed)) {
+        own.silent_since.store(u64::from(looks) + 1, Ordering::Relaxed);
+    }
+}
+
+/// Byte after the last of the mapping that holds this address, if the recorder has found it. The address is one of a stack on which the
+/// calling thread runs, so that the mapping is there.
+pub(crate) fn end_of_mapping(at: u64) -> Option<u64> {
+    read_header(own()?, |header| header.extents.find(at)).flatten().map(|(_, end)| end)
+}
+
+/// As [`end_of_mapping`], and has the recorder look for it. `None` if it takes too long, or cannot see the process's mappings.
+#[cold]
+#[inline(never)]
+pub(crate) fn find_end_of_mapping(at: u64) -> Option<u64> {
+    let own = own()?;
+    if !is_answering(own) {
+        return None;
+    }
+    let sought = core::cell::Cell::new(None);
+    let mut found = None;
+    let put = |header: &Header| {
+        let line = &header.sandbox;
+        // SYNC: what was sought until then was not this.
+        if line.stack_at.compare_exchange(0, at, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            sought.set(Some(line.stacks_sought.load(Ordering::Relaxed)));
+        }
+    };
+    let look = |header: &Header| {
+        // SYNC: what the recorder has found.
+        let n = header.sandbox.stacks_sought.load(Ordering::Acquire);
+        found = header.extents.find(at);
+        found.is_some() || sought.get().is_some_and(|before| before != n)
+    };
+    if !wait(&|what| read_header(own, what).is_some(), put, look) {
+        note_silence(own);
+    }
+    found.map(|(_, end)| end)
 }

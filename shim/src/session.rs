@@ -342,7 +342,7 @@ pub(crate) struct Describe {
 
 /// Makes the session, or waits for the thread that is making it. False if there will be none, or not soon.
 pub(crate) fn begin(describe: Describe) -> bool {
-    let Some(page) = page() else { return false };
+    let Some(page) = page().filter(|_| own::may_begin()) else { return false };
     if page.state.compare_exchange(NONE, STARTING, Ordering::Acquire, Ordering::Acquire).is_err() {
         return wait_for_another(page);
     }

@@ -198,8 +198,8 @@ const PAGE: u64 = 4096;
 ///   process: mapped as long as the thread runs, so all above the stack pointer is read plainly.
 /// - Any other one (coroutines, signal stacks, threads that the C library did not make): the page of the stack pointer
 ///   is read plainly, because we run on it. All further pages are read only while the walk goes by tables: then each frame is the
-///   thread's. They are read plainly where the recorder has named the mapping ([`own::end_of_mapping`]), else copied by the kernel, which
-///   answers with an error where nothing is mapped. The walk ends where it would have to guess: another thread may take what it wants away.
+///   thread's. The recorder names the mapping ([`own::end_of_mapping`]), in which they are read plainly. Where it cannot, the kernel copies
+///   them, which answers with an error where nothing is mapped. The walk ends where it would have to guess: another thread may take what it wants away.
 /// - No stack: nothing is read.
 #[derive(Clone, Copy)]
 pub(crate) struct Stack {
@@ -430,7 +430,8 @@ impl Stacks {
         if stack.is_guessed {
             return None;
         }
-        if let Some(end) = own::end_of_mapping(stack.plain.start) {
+        let sp = stack.plain.start;
+        if let Some(end) = own::end_of_mapping(sp).or_else(|| own::find_end_of_mapping(sp)) {
             let n = bytes.min(end.checked_sub(from)?) & !7;
             let words = (n / 8) as usize;
             for (slot, index) in self.copied.iter_mut().zip(0..words) {
@@ -439,7 +440,7 @@ impl Stacks {
             }
             return (n > 0).then_some(n);
         }
-        // The recorder finds the mapping only now. Until then the kernel says what can be read, unless a sandbox forbids to ask.
+        // The recorder may not see where memory is, but still what a thread may do.
         if !own::may_ask() {
             return None;
         }
