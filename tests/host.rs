@@ -216,11 +216,23 @@ fn a_sandbox_that_comes_after_cuda_kills_nobody() {
     if run(command(&program, &[])).status.code() == Some(9) {
         return skip("a seccomp filter", "this system lets nobody add one");
     }
-    for (how, expected) in [("plain", 20), ("places", 70), ("threads", 120), ("signal", 70), ("stacks", 122)]
-    {
+    let ways = [
+        ("plain", 20),
+        ("places", 70),
+        ("threads", 120),
+        ("signal", 70),
+        ("stacks", 122),
+        ("inside", 121),
+        ("handler", 420),
+        ("all", 420),
+        ("fork", 23),
+    ];
+    for (how, expected) in ways {
         for round in 0..5 {
             let folder = folder(&format!("sandboxed.{how}.{round}"));
-            is_same(&program, &[how], &folder);
+            // Not before the session has begun, which takes calls.
+            let microseconds = (4000 + 1700 * round).to_string();
+            is_same(&program, &[how, &microseconds], &folder);
             let trace = the_trace(&folder);
             assert_eq!(allocations(&trace, MEGABYTE), expected, "{how}");
             assert_eq!(lost(&trace), [], "{how}");
