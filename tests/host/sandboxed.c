@@ -38,7 +38,7 @@ static const int for_children[] = { SYS_clone, SYS_wait4, SYS_set_robust_list, S
 
 static struct sock_filter filter[256];
 static unsigned short length;
-static volatile int is_put;
+static volatile int is_put, is_ready;
 
 static void put(unsigned flags)
 {
@@ -93,6 +93,9 @@ static void putting_handler(int signal)
 
 static void *put_on_all(void *microseconds)
 {
+    /* Nobody is inside of pthread_create any more. */
+    while (!is_ready)
+        ;
     usleep(*(int *)microseconds);
     put(SECCOMP_FILTER_FLAG_TSYNC);
     for (;;)
@@ -171,6 +174,7 @@ int main(int n, char **arguments)
         setitimer(ITIMER_REAL, &once, 0);
     } else if (!strcmp(how, "all")) {
         pthread_create(&other, 0, put_on_all, &microseconds);
+        is_ready = 1;
     } else if (!strcmp(how, "inside")) {
         on_stack(stacks[0], inside, 150);
     } else {
