@@ -43,10 +43,11 @@ static OWN: AtomicPtr<Own> = AtomicPtr::new(null_mut());
 /// As [`Own::header`], but a forked child finds its parent's here: that recorder can look at the child, too.
 static LAST: AtomicPtr<Header> = AtomicPtr::new(null_mut());
 
-/// How long a thread waits for an answer, in nanoseconds. The recorder looks every few milliseconds, if it gets a processor.
-const PATIENCE: u64 = 200_000_000;
-/// The same while the recorder starts.
-const FIRST_PATIENCE: u64 = 2_000_000_000;
+/// How long a thread waits for an answer, in nanoseconds. The recorder looks every few milliseconds, if it gets a processor. One that was
+/// stopped costs this once.
+const PATIENCE: u64 = 1_000_000_000;
+/// The same while the recorder starts. With eighty processes on two processors, 1 s was too little now and then.
+const FIRST_PATIENCE: u64 = 5_000_000_000;
 /// How long nobody asks a recorder that cannot see the thread.
 const SILENCE: u64 = 1_000_000_000;
 /// Reads of the answer between two of the clock.
@@ -160,8 +161,7 @@ pub(crate) fn may_begin() -> bool {
     }
     // SAFETY: null, or the ring of a process that this one was forked from: the copy of its mapping stays.
     let Some(parent) = (unsafe { LAST.load(Ordering::Acquire).cast_const().as_ref() }) else { return true };
-    let is_over = matches!(parent.recorder.value.load(Ordering::Relaxed), map::COMPLETE | map::FAILED);
-    let answer = match thread_id::known().filter(|_| !is_over) {
+    let answer = match thread_id::known() {
         Some(thread) => {
             // Children that were made past the C library all have their parent's number there.
             let number = now() as u32 | CHILD;
@@ -268,7 +268,11 @@ fn wait(show: Show, mut put: impl FnMut(&Header), mut look: impl FnMut(&Header) 
     loop {
         let (mut is_answered, mut patience) = (false, PATIENCE);
         let is_there = show(&mut |header| {
-            if header.sandbox.looks.load(Ordering::Relaxed) == 0 {
+            let is_dead = header.recorder_thread.value.load(Ordering::Relaxed) & map::DIED != 0;
+            if is_dead || matches!(header.recorder.value.load(Ordering::Relaxed), map::COMPLETE | map::FAILED)
+            {
+                patience = 0;
+            } else if header.sandbox.looks.load(Ordering::Relaxed) == 0 {
                 patience = FIRST_PATIENCE;
             }
             put(header);
