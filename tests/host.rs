@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use gputrace_schemas::event::{Action, EventKind, LostCause};
+use gputrace_schemas::event::{Action, Event, EventKind, LostCause};
 use gputrace_schemas::reader::Trace;
 use gputrace_tests::recorded::{self, Folder};
 
@@ -216,13 +216,31 @@ fn a_sandbox_that_comes_after_cuda_kills_nobody() {
     if run(command(&program, &[])).status.code() == Some(9) {
         return skip("a seccomp filter", "this system lets nobody add one");
     }
-    for (how, expected) in [("plain", 20), ("places", 70), ("threads", 120), ("signal", 70)] {
+    // Allocations, and those of them that are on stacks of their own, with all of their frames.
+    let ways = [
+        ("plain", 20, 0),
+        ("places", 70, 0),
+        ("threads", 120, 0),
+        ("signal", 70, 0),
+        ("stacks", 122, 102),
+        ("inside", 121, 101),
+        ("handler", 420, 400),
+        ("all", 420, 400),
+        ("fork", 23, 3),
+    ];
+    for (how, expected, n_deep) in ways {
         for round in 0..5 {
             let folder = folder(&format!("sandboxed.{how}.{round}"));
-            is_same(&program, &[how], &folder);
+            // Not before the session has begun, which takes calls.
+            let microseconds = (4000 + 1700 * round).to_string();
+            is_same(&program, &[how, &microseconds], &folder);
             let trace = the_trace(&folder);
             assert_eq!(allocations(&trace, MEGABYTE), expected, "{how}");
             assert_eq!(lost(&trace), [], "{how}");
+            let is_deep = |event: &Event| trace.stack_frames(event.stack).count() > 150;
+            if cfg!(target_arch = "x86_64") {
+                assert!(trace.events().filter(is_deep).count() >= n_deep, "{how}: stacks were cut");
+            }
         }
     }
 }

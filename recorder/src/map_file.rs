@@ -12,6 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// Larger files are not rings: each byte of a ring is allocated when it is made, and so many would hold an hour of events.
 const MOST_BYTES: u64 = 64 << 30;
@@ -29,6 +30,10 @@ pub(crate) struct MapFile {
     guard: Guarded,
     _memory: MmapRaw,
 }
+
+/// How long a recorder waits for the lock of another, and how long between two tries.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Whether a lock of the file would be ours alone. It belongs to an open file description: one of a description that
 /// the process shares with us would outlive us for as long as the process maps the ring, and then nobody could take over.
@@ -101,18 +106,27 @@ impl MapFile {
         Ok(MapFile { map, path, inode, bytes, file, lockable, guard, _memory: memory })
     }
 
-    /// Makes this the ring's only recorder, until dropped.
+    /// Makes this the ring's only recorder, until dropped. Waits a moment for another one: a recorder that was killed keeps the lock until the
+    /// kernel has taken it down, and `gputrace recover` has it until it finds that the process lives.
     pub(crate) fn lock(&self) -> Result<(), Error> {
         if self.lockable == Lockable::Shared {
             return Ok(());
         }
-        match self.file.try_lock() {
-            Ok(()) => Ok(()),
-            Err(TryLockError::WouldBlock) => {
-                let pid = self.header().pid.load(Ordering::Relaxed);
-                Err(Error::Busy { ring: self.path.clone(), pid })
+        let began = Instant::now();
+        loop {
+            match self.file.try_lock() {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) if began.elapsed() < LOCK_PATIENCE => {
+                    std::thread::sleep(LOCK_PAUSE)
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let pid = self.header().pid.load(Ordering::Relaxed);
+                    return Err(Error::Busy { ring: self.path.clone(), pid });
+                }
+                Err(TryLockError::Error(source)) => {
+                    return Err(Error::Ring { ring: self.path.clone(), source });
+                }
             }
-            Err(TryLockError::Error(source)) => Err(Error::Ring { ring: self.path.clone(), source }),
         }
     }
 

@@ -586,7 +586,7 @@ impl<'a> Recorder<'a> {
     fn tell_sandbox(&mut self) {
         if !self.has_told_sandbox && self.header().sandbox.state.load(Ordering::Acquire) == SANDBOXED {
             self.has_told_sandbox = true;
-            let text = "sandbox=added: the program put a filter of system calls on itself after the recording began; from here on, stacks of coroutines end at their first page, and at its end the process does not wait for the trace";
+            let text = "sandbox=added: the program put a filter of system calls on itself after the recording began; from here on the library makes no call that the program does not make, and at its end the process does not wait for the trace";
             self.translator.note(self.now(), text.to_owned());
         }
     }

@@ -5,9 +5,10 @@
 
 use crate::growth::Growth;
 use crate::map_file::MapFile;
+use crate::opened::text_of_proc;
 use crate::{memory, process};
 use gputrace_ring::map::{
-    ACCOMPANIED, ALONE, AS_BEFORE, COMPLETE, EXITING, ExitLine, FAILED, Header, LEAVE, MAX_THREADS, Map,
+    ACCOMPANIED, ALONE, COMPLETE, EXITING, ExitLine, FAILED, Header, LEAVE, MAX_THREADS, Map, N_EXTENTS,
     RUNNING, SANDBOXED, STRANGER, UNDECIDED,
 };
 use rustix::io::Errno;
@@ -15,6 +16,7 @@ use rustix::process::{Pid, test_kill_process};
 use rustix::thread::futex;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -27,12 +29,21 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// The same once the process has run for [`YOUNG`]: it ends once, and hundreds of looks a second are a cost on machines with many ranks.
 const LATER_PAUSE: Duration = Duration::from_millis(8);
 const YOUNG: Duration = Duration::from_secs(2);
+/// The same while threads ask what they may do: each waits for its answer with a busy processor.
+const ASKED_PAUSE: Duration = Duration::from_micros(50);
+/// For how long after a question more of them are expected.
+const ASKED_FOR: Duration = Duration::from_millis(100);
 
-/// How often one thread is looked at, whether it is under a sandbox: its `status` takes some 40 µs to read. Threads that have just asked
-/// the kernel, and so may ask again, are looked at by each look.
+/// How often one thread is looked at, whether it is under a sandbox: its `status` takes some 40 µs to read. That is for what is said in
+/// the trace; a thread that wants to make a call asks.
 const SANDBOX_EVERY: Duration = Duration::from_millis(50);
-/// For how long they count as such.
-const RELIED_FOR: Duration = Duration::from_millis(500);
+/// How often mappings that the process was told of are looked at again, and the part of the witness's time that this may take.
+const EXTENTS_EVERY: Duration = Duration::from_millis(20);
+const EXTENTS_PART: u32 = 20;
+/// Bytes of `maps` that are read at most.
+const MOST_MAPS: u64 = 64 << 20;
+/// For how long they are after a thread has used one.
+const EXTENTS_USED_FOR: Duration = Duration::from_secs(1);
 /// How often holders of thread lines are looked for where no line has changed hands since the last time.
 const HOLDERS_EVERY: Duration = Duration::from_millis(100);
 /// Looking for them takes at most this part of the witness's time.
@@ -58,8 +69,15 @@ pub(crate) struct Witness {
 struct Looks {
     holders_at: Instant,
     sandbox_at: Instant,
-    /// Threads rely on the answer until then.
-    relied_until: Instant,
+    /// More questions are expected until then.
+    asked_until: Instant,
+    extents_at: Instant,
+    /// The process is told of mappings until then.
+    extents_used_until: Instant,
+    /// What can be written in the process, as far as it was seen.
+    extents: Vec<(u64, u64)>,
+    /// The address whose mapping was wanted last.
+    extent_wanted: u64,
     /// Sum of the words of all lines when their holders were looked for.
     words: u64,
     /// By line: word of the claim, and when its thread began.
@@ -96,7 +114,11 @@ impl Witness {
             looks: Mutex::new(Looks {
                 holders_at: Instant::now(),
                 sandbox_at: Instant::now(),
-                relied_until: Instant::now(),
+                asked_until: Instant::now(),
+                extents_at: Instant::now(),
+                extents_used_until: Instant::now(),
+                extents: Vec::new(),
+                extent_wanted: 0,
                 words: 0,
                 holders: HashMap::new(),
                 threads: Vec::new(),
@@ -119,9 +141,14 @@ impl Witness {
                 self.look();
                 // Threads that come and go can use all memory of the ring before the recording loop has begun.
                 self.grow(ring);
-                let is_watched = self.looks.try_lock().is_ok_and(|looks| Instant::now() < looks.relied_until);
-                let is_busy = is_watched || began.elapsed() < YOUNG;
-                std::thread::sleep(if is_busy { PAUSE } else { LATER_PAUSE });
+                let is_asked = self.looks.try_lock().is_ok_and(|looks| Instant::now() < looks.asked_until);
+                std::thread::sleep(if is_asked {
+                    ASKED_PAUSE
+                } else if began.elapsed() < YOUNG {
+                    PAUSE
+                } else {
+                    LATER_PAUSE
+                });
             }
             word.store(0, Ordering::Relaxed);
         };
@@ -146,13 +173,15 @@ impl Witness {
         // Whoever looks already does so for all.
         let Ok(mut looks) = self.looks.try_lock() else { return };
         let now = Instant::now();
-        if self.map.header().sandbox.relied.swap(0, Ordering::Relaxed) != 0 {
-            looks.relied_until = now + RELIED_FOR;
+        let has_asked = self.answer_question();
+        if self.answer_stack(&mut looks) || has_asked {
+            looks.asked_until = now + ASKED_FOR;
         }
-        if now >= looks.sandbox_at || now < looks.relied_until {
+        if now >= looks.sandbox_at {
             looks.sandbox_at = now + SANDBOX_EVERY;
             self.look_for_sandbox(&mut looks);
         }
+        self.look_for_extents(&mut looks, now);
         self.look_for_holders(&mut looks, now);
     }
 
@@ -168,11 +197,104 @@ impl Witness {
         if looks.threads.is_empty() {
             looks.threads = self.threads().unwrap_or_default();
         }
-        let now = self.status(next.unwrap_or(self.in_proc)).as_deref().and_then(Sandbox::parse);
-        // A thread that is gone, or that nothing is known of, says nothing.
-        let (Some(now), Some(at_start)) = (now, self.at_start) else { return };
-        line.looked.store(crate::ticks::monotonic(), Ordering::Relaxed);
-        line.state.store(if now.allows_what(at_start) { AS_BEFORE } else { SANDBOXED }, Ordering::Release);
+        if self.is_as_before(next.unwrap_or(self.in_proc)) == Some(false) {
+            line.state.store(SANDBOXED, Ordering::Release);
+        }
+    }
+
+    /// Whether the thread may do what it might when the session began; `None` for one that is gone, or that nothing is known of.
+    fn is_as_before(&self, thread: u32) -> Option<bool> {
+        let now = Sandbox::parse(&self.status(thread)?)?;
+        Some(now.allows_what(self.at_start?))
+    }
+
+    /// Tells the thread that asks whether it may make a call; whether there was a question.
+    fn answer_question(&self) -> bool {
+        let line = &self.map.header().sandbox;
+        let looks = line.looks.load(Ordering::Relaxed).wrapping_add(1).max(1);
+        line.looks.store(looks, Ordering::Relaxed);
+        // SYNC: what the thread did to itself before it asked shows in its status.
+        let question = line.question.load(Ordering::Acquire);
+        let answered =
+            [&line.allowed, &line.forbidden, &line.unknown].map(|answered| answered.load(Ordering::Relaxed));
+        if question == 0 || answered.contains(&question) {
+            return false;
+        }
+        let own_number = (question >> 32) as u32;
+        let thread = if self.in_proc == self.pid {
+            Some(own_number)
+        } else {
+            let threads = self.threads().unwrap_or_default();
+            threads.into_iter().find(|thread| self.own_number(*thread) == Some(own_number))
+        };
+        match thread.and_then(|thread| self.is_as_before(thread)) {
+            Some(true) => line.allowed.store(question, Ordering::Release),
+            Some(false) => line.state.store(SANDBOXED, Ordering::Release),
+            None => match self.is_child_as_before(own_number) {
+                Some(true) => line.allowed.store(question, Ordering::Release),
+                Some(false) => line.forbidden.store(question, Ordering::Relaxed),
+                None => line.unknown.store(question, Ordering::Relaxed),
+            },
+        }
+        true
+    }
+
+    /// As [`Self::is_as_before`], for a number that is no thread's of this process: a child asks that has no recorder yet, or that shares
+    /// the process's memory.
+    fn is_child_as_before(&self, number: u32) -> Option<bool> {
+        let path = format!("/proc/{number}/status");
+        let status = (self.in_proc == self.pid).then(|| text_of_proc(&path).ok()).flatten()?;
+        Some(Sandbox::parse(&status)?.allows_what(self.at_start?))
+    }
+
+    /// Names the mapping of a stack to the thread that waits for it; whether there was one.
+    fn answer_stack(&self, looks: &mut Looks) -> bool {
+        let line = &self.map.header().sandbox;
+        // SYNC: the stack is mapped.
+        let wanted = line.stack_at.load(Ordering::Acquire);
+        if wanted == 0 {
+            return false;
+        }
+        looks.extent_wanted = wanted;
+        looks.extents_used_until = Instant::now() + EXTENTS_USED_FOR;
+        // New mappings mostly have lower addresses than all before. What lies above is as it was.
+        let mut extents = self.writable_mappings(wanted);
+        let end = extents.last().map_or(0, |(_, end)| *end);
+        extents.extend(looks.extents.iter().filter(|(start, _)| *start >= end));
+        self.name_extents(looks, extents);
+        // SYNC: whoever sees this sees what was found.
+        line.stacks_sought.fetch_add(1, Ordering::Release);
+        line.stack_at.store(0, Ordering::Release);
+        true
+    }
+
+    /// Looks again at what the process was told of mappings, as long as threads use that.
+    fn look_for_extents(&self, looks: &mut Looks, now: Instant) {
+        if now < looks.extents_at {
+            return;
+        }
+        if self.map.header().extents.take_use() {
+            looks.extents_used_until = now + EXTENTS_USED_FOR;
+        }
+        // Nobody looks after the end whether they are still there.
+        let is_used = now < looks.extents_used_until;
+        let extents = if is_used { self.writable_mappings(u64::MAX) } else { Vec::new() };
+        self.name_extents(looks, extents);
+        looks.extents_at = Instant::now() + EXTENTS_EVERY.max(now.elapsed() * EXTENTS_PART);
+    }
+
+    fn name_extents(&self, looks: &mut Looks, extents: Vec<(u64, u64)>) {
+        // Where there is no room for all: the kernel puts new ones beside the others.
+        let last = extents.partition_point(|(start, _)| *start <= looks.extent_wanted);
+        let first = last.saturating_sub(N_EXTENTS / 2).min(extents.len().saturating_sub(N_EXTENTS));
+        self.map.header().extents.set(extents.get(first..).unwrap_or_default());
+        looks.extents = extents;
+    }
+
+    /// What can be written in the process, up to the mapping that holds this address.
+    fn writable_mappings(&self, until: u64) -> Vec<(u64, u64)> {
+        let maps = self.file("maps").and_then(|path| File::open(path).ok());
+        maps.map(|maps| writable_mappings(BufReader::new(maps.take(MOST_MAPS)), until)).unwrap_or_default()
     }
 
     /// Tells the process which holders of thread lines are gone.
@@ -339,6 +461,32 @@ pub(crate) fn wake_process(header: &Header) {
     let _ = futex::wake(&header.recorder.value, futex::Flags::empty(), i32::MAX.cast_unsigned());
 }
 
+/// What can be read and written, by `/proc/PID/maps`: first byte of each range and the one after the last, up to the range that holds
+/// `until`. Mappings that touch are one range.
+fn writable_mappings(mut maps: impl BufRead, until: u64) -> Vec<(u64, u64)> {
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    let mut line = Vec::new();
+    while maps.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        let text = String::from_utf8_lossy(&line);
+        let mapping = text.split_once(' ').and_then(|(range, rest)| {
+            let (start, end) = range.split_once('-')?;
+            Some((number(start)?, number(end)?, rest.starts_with("rw")))
+        });
+        if let Some((start, end, is_writable)) = mapping {
+            let last = ranges.last_mut().filter(|(_, last)| is_writable && *last == start);
+            match last {
+                Some((_, last)) => *last = end,
+                None if start > until => break,
+                None if is_writable => ranges.push((start, end)),
+                None => {}
+            }
+        }
+        line.clear();
+    }
+    ranges
+}
+
 /// What `/proc/PID/status` says about filters of system calls (proc(5)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Sandbox {
@@ -401,6 +549,16 @@ mod tests {
         assert!(docker.allows_what(docker));
         assert!(!sandbox(2, None, true).allows_what(docker));
         assert!(!sandbox(2, None, true).allows_what(sandbox(2, None, true)), "it may have been added since");
+    }
+
+    #[test]
+    fn memory_that_touches_is_one_range() {
+        let maps = "1000-3000 rw-p 00000000 00:00 0 \n3000-4000 rw-s 00000000 00:01 7   /memfd:x\n\
+            4000-5000 ---p 00000000 00:00 0 \n5000-6000 rw-p 00000000 00:00 0   [heap]\n\
+            6000-7000 r--p 00000000 08:01 12   /lib/x\nnothing\n7f12a000-7f12c000\n";
+        assert_eq!(writable_mappings(maps.as_bytes(), u64::MAX), [(0x1000, 0x4000), (0x5000, 0x6000)]);
+        assert_eq!(writable_mappings(maps.as_bytes(), 0x1800), [(0x1000, 0x4000)]);
+        assert_eq!(writable_mappings(maps.as_bytes(), 0x800), []);
     }
 
     #[test]

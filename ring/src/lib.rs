@@ -2,7 +2,7 @@
 //! one thread owns ([`ring`]), in one mapped file ([`map`]), stamped by one [`clock`].
 //!
 //! ```text
-//! header page | thread lines | their holders | chunk states | chunk 0 | chunk 1 | ...
+//! header | thread lines | their holders | chunk states | chunk 0 | chunk 1 | ...
 //!
 //!   thread A ── claims ──> chunk 3 ── fills, one release store a record ──> completes ──┐
 //!   thread B ── claims ──> chunk 7 ...                                                  │

@@ -24,7 +24,7 @@ pub const MAX_THREADS: usize = 1024;
 #[cfg(loom)]
 pub const MAX_THREADS: usize = 3;
 /// Bytes before the thread lines.
-const HEADER_BYTES: usize = 4096;
+const HEADER_BYTES: usize = size_of::<Header>().next_multiple_of(4096);
 /// Bytes before the words about who holds each line, and before those of the chunks' states.
 const TENURES_AT: usize = HEADER_BYTES + MAX_THREADS * size_of::<ThreadLine>();
 const STATES_AT: usize = TENURES_AT + MAX_THREADS * size_of::<Tenure>();
@@ -54,12 +54,10 @@ pub const STRANGER: u32 = 4;
 /// `FUTEX_OWNER_DIED` (linux/futex.h).
 pub const DIED: u32 = 0x4000_0000;
 
-/// The recorder has not looked for a sandbox yet.
-pub const NOT_LOOKED: u32 = 0;
-/// Threads may make the calls that they could make when the session began.
-pub const AS_BEFORE: u32 = 1;
-/// A thread may not.
-pub const SANDBOXED: u32 = 2;
+/// No thread was seen under a sandbox that came after the session began.
+pub const AS_BEFORE: u32 = 0;
+/// One was.
+pub const SANDBOXED: u32 = 1;
 
 /// No recorder has opened the ring.
 pub const NO_RECORDER: u32 = 0;
@@ -70,7 +68,7 @@ pub const COMPLETE: u32 = 2;
 /// The recorder gave up; its reason is in its own output.
 pub const FAILED: u32 = 3;
 
-/// The first page.
+/// What stands before the thread lines.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C)]
 pub struct Header {
@@ -128,18 +126,123 @@ pub struct Header {
     pub recorder_thread: Line,
     /// Messages of the library that standard error did not take.
     pub notices: Notices,
+    /// Where stacks are that are not the threads' own.
+    pub extents: Extents,
 }
 
-/// What the recorder knows about filters of system calls that were added since the session began.
+/// How a thread learns what the kernel would tell it, without a system call: a sandbox that the program put on itself after the session
+/// began may kill whoever makes one. The recorder, outside of the sandbox, looks when it is asked:
+///
+/// 1. The thread stores a number that nobody has used in [`SandboxLine::question`], with its own id in the upper half.
+/// 2. The recorder reads the filters of that thread, and stores the question in [`SandboxLine::allowed`] if there is no new one, else
+///    [`SANDBOXED`] in [`SandboxLine::state`].
+/// 3. The thread, which has been inside of one event all the time and so has put on no filter meanwhile, may make calls until the event
+///    is over. Without an answer it makes none.
+///
+/// A thread on a stack that is not its own asks in the same way where that stack is, and then needs no call: it leaves an address in
+/// [`SandboxLine::stack_at`], and finds the mapping in [`Header::extents`].
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct SandboxLine {
-    /// [`NOT_LOOKED`], [`AS_BEFORE`] or, for ever, [`SANDBOXED`]; written by the recorder.
+    /// [`AS_BEFORE`] or, for ever, [`SANDBOXED`]; written by the recorder.
     pub state: AtomicU32,
-    /// Not 0 after a thread has relied on `state`, so that the recorder looks often; the recorder makes it 0.
-    pub relied: AtomicU32,
-    /// When it was looked last, in nanoseconds of `CLOCK_MONOTONIC`; written by the recorder.
-    pub looked: AtomicU64,
+    /// How often the recorder has looked for questions, modulo 2^32; 0 if it never has. Written by the recorder.
+    pub looks: AtomicU32,
+    /// Who asks: thread id in its own PID namespace in the upper half, a number that tells questions apart in the lower; 0 nobody yet.
+    /// Written by the process.
+    pub question: AtomicU64,
+    /// The question that was answered with yes last; written by the recorder.
+    pub allowed: AtomicU64,
+    /// The question that was answered with no last, of another process: a forked child. Written by the recorder.
+    pub forbidden: AtomicU64,
+    /// The question to which the recorder found no answer last: it cannot see the thread. Written by the recorder.
+    pub unknown: AtomicU64,
+    /// An address of a stack, whose mapping a thread wants to know; 0 none. Written by the process, made 0 by the recorder.
+    pub stack_at: AtomicU64,
+    /// How many of these the recorder has looked for, modulo 2^32. Written by the recorder, before it makes `stack_at` 0.
+    pub stacks_sought: AtomicU32,
+}
+
+/// Mappings that the recorder names to the process. Thousands of coroutines have a stack each.
+#[cfg(not(loom))]
+pub const N_EXTENTS: usize = 8192;
+/// As few as a search needs.
+#[cfg(loom)]
+pub const N_EXTENTS: usize = 3;
+
+/// The process's memory that can be read and written, as the recorder saw it last: ranges in the order of their addresses, which do not
+/// touch. Empty unless threads run on stacks that are not their own.
+#[cfg_attr(loom, derive(Default))]
+#[repr(C, align(128))]
+pub struct Extents {
+    /// Odd while the recorder writes.
+    version: AtomicU32,
+    /// Ranges that are there.
+    n: AtomicU32,
+    /// Not 0 once a thread has used a range; the recorder makes it 0.
+    is_used: AtomicU32,
+    ranges: [Extent; N_EXTENTS],
+}
+
+#[cfg_attr(loom, derive(Default))]
+#[repr(C)]
+struct Extent {
+    /// First byte.
+    start: AtomicU64,
+    /// Byte after the last.
+    end: AtomicU64,
+}
+
+impl Extents {
+    /// First byte of the range that holds `address`, and the one after the last. `None` if there is none, or the recorder is writing.
+    #[must_use]
+    pub fn find(&self, address: u64) -> Option<(u64, u64)> {
+        // SYNC: nothing below is of an earlier version.
+        let before = self.version.load(Ordering::Acquire);
+        let n = (self.n.load(Ordering::Relaxed) as usize).min(N_EXTENTS);
+        let after =
+            self.ranges.get(..n)?.partition_point(|range| range.start.load(Ordering::Relaxed) <= address);
+        let range = self.ranges.get(after.checked_sub(1)?)?;
+        // SYNC: whatever was read of a later version, its odd number is seen below.
+        let (start, end) = (range.start.load(Ordering::Acquire), range.end.load(Ordering::Acquire));
+        let is_whole = before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before;
+        if !is_whole || address < start || address >= end {
+            return None;
+        }
+        if self.is_used.load(Ordering::Relaxed) == 0 {
+            self.is_used.store(1, Ordering::Relaxed);
+        }
+        Some((start, end))
+    }
+
+    /// Whether a thread has used a range since this was asked last.
+    #[must_use]
+    pub fn take_use(&self) -> bool {
+        self.is_used.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Changes all ranges to these, in the order of their addresses; what there is no room for is left out. For one writer.
+    pub fn set(&self, ranges: &[(u64, u64)]) {
+        let n = ranges.len().min(N_EXTENTS);
+        let is_same = |(range, (start, end)): (&Extent, &(u64, u64))| {
+            range.start.load(Ordering::Relaxed) == *start && range.end.load(Ordering::Relaxed) == *end
+        };
+        let version = self.version.load(Ordering::Relaxed);
+        let is_unchanged = version.is_multiple_of(2) && self.n.load(Ordering::Relaxed) as usize == n;
+        if is_unchanged && self.ranges.iter().zip(ranges).all(is_same) {
+            return;
+        }
+        // It is odd already where an earlier recorder was ended while it wrote.
+        let odd = version | 1;
+        self.version.store(odd, Ordering::Relaxed);
+        for (range, (start, end)) in self.ranges.iter().zip(ranges) {
+            // SYNC: whoever sees one of these sees the odd version too.
+            range.start.store(*start, Ordering::Release);
+            range.end.store(*end, Ordering::Release);
+        }
+        self.n.store(n as u32, Ordering::Release);
+        self.version.store(odd.wrapping_add(1), Ordering::Release);
+    }
 }
 
 /// The exit protocol's words, alone in their pair of cache lines.
@@ -275,8 +378,6 @@ pub struct ChunkHeader {
 /// Bytes of records a chunk can hold.
 pub const CHUNK_PAYLOAD: usize = CHUNK_BYTES - size_of::<ChunkHeader>();
 
-#[cfg(not(loom))]
-const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<ChunkHeader>() == 64);
 
@@ -515,5 +616,73 @@ impl Map {
     pub fn chunk_header(&self, chunk: u32) -> &ChunkHeader {
         // SAFETY: chunks are page aligned and longer than their header; all fields are atomics.
         unsafe { &*self.chunk(chunk).cast::<ChunkHeader>() }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use std::boxed::Box;
+    use std::vec;
+    use std::vec::Vec;
+
+    fn extents() -> Box<Extents> {
+        let range = || Extent { start: AtomicU64::new(0), end: AtomicU64::new(0) };
+        Box::new(Extents {
+            version: AtomicU32::new(0),
+            n: AtomicU32::new(0),
+            is_used: AtomicU32::new(0),
+            ranges: core::array::from_fn(|_| range()),
+        })
+    }
+
+    #[test]
+    fn a_range_is_found_by_each_address_in_it() {
+        let extents = extents();
+        assert_eq!(extents.find(0x1000), None);
+        let ranges: Vec<(u64, u64)> = (1..=3000).map(|n| (n * 0x2000, n * 0x2000 + 0x1000)).collect();
+        extents.set(&ranges);
+        assert!(!extents.take_use());
+        for (start, end) in &ranges {
+            assert_eq!(extents.find(start - 1), None);
+            assert_eq!(extents.find(*start), Some((*start, *end)));
+            assert_eq!(extents.find(end - 1), Some((*start, *end)));
+            assert_eq!(extents.find(*end), None);
+        }
+        assert!(extents.take_use() && !extents.take_use());
+        extents.set(&[(0x2000, 0x3000)]);
+        assert_eq!((extents.find(0x2fff), extents.find(0x4000)), (Some((0x2000, 0x3000)), None));
+        extents.set(&[]);
+        assert_eq!(extents.find(0x2fff), None);
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_left_out() {
+        let extents = extents();
+        let range = |n: usize| ((n as u64) << 16, ((n as u64) << 16) + 4096);
+        extents.set(&(1..=N_EXTENTS + 1).map(range).collect::<Vec<_>>());
+        assert_eq!(extents.find(range(N_EXTENTS).0), Some(range(N_EXTENTS)));
+        assert_eq!(extents.find(range(N_EXTENTS + 1).0), None);
+    }
+
+    #[test]
+    fn a_reader_never_sees_half_a_change() {
+        let extents = extents();
+        let is_over = core::sync::atomic::AtomicBool::new(false);
+        let [low, high] = [vec![(0x1000, 0x8000), (0x9000, 0xa000)], vec![(0x3000, 0x4000)]];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0..20_000 {
+                    extents.set(if n % 2 == 0 { &low } else { &high });
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            while !is_over.load(Ordering::Relaxed) {
+                let found = extents.find(0x3800);
+                assert!([None, Some(low[0]), Some(high[0])].contains(&found), "{found:x?}");
+            }
+        });
     }
 }

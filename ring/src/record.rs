@@ -4,7 +4,7 @@
 //! These layouts are private to one build of gputrace ([`ABI`]): the trace file has its own, versioned one.
 
 /// The version of everything in this crate. A recorder refuses a ring of another version.
-pub const ABI: u32 = 14;
+pub const ABI: u32 = 15;
 
 macro_rules! numbered {
     ($(#[$doc:meta])* $name:ident: $repr:ty { $( $(#[$variant_doc:meta])* $variant:ident = $number:literal, )* }) => {

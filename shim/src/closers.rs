@@ -2,8 +2,9 @@
 
 use crate::stack::objects::Closing;
 use crate::tls::{self, Tls};
-use crate::{kernel, mark, own, sys, thread_id};
+use crate::{mark, own, sys, thread_id};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use gputrace_ring::clock;
 
 /// A thread is inside of `dlclose`. No frame has so many bytes between a program and its event's record.
 const ROOM: usize = 3072;
@@ -30,36 +31,32 @@ impl Closer {
         let tls = tls::here();
         let owner = u64::from(own::process()) << 32 | u64::from(thread_id::own());
         let mut closer = Closer(None);
-        let mut closing = None;
-        uninterrupted(|| {
-            closing = Some(Closing::begin());
-            let is_mine = |slot: &&Slot| {
-                slot.owner.compare_exchange(0, owner, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            };
-            // Where there is no room it counts too, though nobody could find out that it was left.
-            closer.0 = SLOTS.iter().find(is_mine).map(|slot| (slot, owner));
-            if let Some((slot, _)) = closer.0 {
-                slot.words.store(core::ptr::from_ref(tls) as usize, Ordering::Relaxed);
-                slot.place.store(mark.put(tls), Ordering::Relaxed);
-            }
-        });
-        if let Some(closing) = closing {
-            closing.wait();
+        // A signal handler that leaves by a jump in the middle of these lines leaves it counted, and stacks are cut from there on. Blocking
+        // signals takes a call, which a sandbox may forbid.
+        let closing = Closing::begin();
+        let is_mine =
+            |slot: &&Slot| slot.owner.compare_exchange(0, owner, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        // Where there is no room it counts too, though nobody could find out that it was left.
+        closer.0 = SLOTS.iter().find(is_mine).map(|slot| (slot, owner));
+        if let Some((slot, _)) = closer.0 {
+            slot.words.store(core::ptr::from_ref(tls) as usize, Ordering::Relaxed);
+            slot.place.store(mark.put(tls), Ordering::Relaxed);
         }
+        closing.wait();
         closer
     }
 
     /// The objects have gone, and what was learnt of them.
     pub(crate) fn end(self) {
-        uninterrupted(|| match self.0 {
+        match self.0 {
             Some((slot, owner)) => slot.end(owner),
             None => Closing::left().end(),
-        });
+        }
     }
 }
 
 impl Slot {
-    /// Once, whoever comes first. No signal may come between.
+    /// Once, whoever comes first.
     fn end(&self, owner: u64) {
         if self.owner.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             Closing::left().end();
@@ -74,7 +71,7 @@ impl Slot {
             return true;
         }
         if thread != thread_id::own() {
-            return own::may_ask() && sys::is_thread_over(thread);
+            return is_time_to_look() && own::may_ask() && sys::is_thread_over(thread);
         }
         let words = core::ptr::from_ref(tls) as usize;
         self.words.load(Ordering::Relaxed) != words
@@ -89,17 +86,16 @@ pub(crate) fn look_for_left(tls: &Tls, top: usize) {
     for slot in &SLOTS {
         let owner = slot.owner.load(Ordering::Acquire);
         if owner != 0 && slot.is_left(owner, tls, top) {
-            uninterrupted(|| slot.end(owner));
+            slot.end(owner);
         }
     }
 }
 
-/// Nothing can leave `what` in the middle. Under a sandbox a signal handler could, by a jump: objects would not be read from there on.
-fn uninterrupted(what: impl FnOnce()) {
-    if !own::may_ask() {
-        return what();
-    }
-    let before = kernel::block_signals(kernel::ALL_SIGNALS);
-    what();
-    kernel::block_signals(before);
+/// Whether it is time to ask what became of another thread: it takes the recorder's answer, and each event comes here meanwhile.
+fn is_time_to_look() -> bool {
+    const EVERY: u64 = 100_000_000;
+    static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
+    let now = clock::nanos(libc::CLOCK_MONOTONIC_COARSE);
+    let due = NOT_BEFORE.load(Ordering::Relaxed);
+    now >= due && NOT_BEFORE.compare_exchange(due, now + EVERY, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }

@@ -169,7 +169,7 @@ pub(crate) fn block_signals(signals: SignalSet) -> SignalSet {
 }
 
 /// Whether eight bytes at `address` can be read now. Another thread may change that at any moment. No, where the kernel may not be
-/// asked any more ([`own::may_ask`]).
+/// asked ([`own::may_ask`]).
 pub(crate) fn can_read(address: usize) -> bool {
     if valgrind::is_on() {
         // It says of each such wish that it does not know it.
@@ -283,10 +283,12 @@ pub(crate) fn look_for_filter() {
     FILTER.store(if has_filter { A_FILTER } else { NO_FILTER }, Ordering::Relaxed);
 }
 
-/// The digit of the line `Seccomp:` of `/proc/self/status` (proc(5), Linux 3.8).
+/// The digit of the line `Seccomp:` of the calling thread's status (proc(5), Linux 3.8).
 fn filter_in_status() -> Option<u8> {
     const LINE: &[u8] = b"\nSeccomp:\t";
-    let file = File::open(c"/proc/self/status", libc::O_RDONLY, 0).ok()?;
+    // The first thread's may be without a filter that this one has. Linux 3.17 has the first of these.
+    let open = |path| File::open(path, libc::O_RDONLY, 0);
+    let file = open(c"/proc/thread-self/status").or_else(|_| open(c"/proc/self/status")).ok()?;
     let (mut buffer, mut matched) = ([0_u8; 256], 0);
     loop {
         let n = file.read(&mut buffer).ok().filter(|n| *n > 0)?;
@@ -345,7 +347,7 @@ pub(crate) unsafe fn unlock(at: *mut u8, bytes: usize) -> Answer {
     })
 }
 
-/// Whether the calling thread is on the stack it set aside for signals. In doubt it is: the kernel may not be asked any more
+/// Whether the calling thread is on the stack it set aside for signals. In doubt it is: the kernel may not be asked
 /// ([`own::may_ask`]).
 pub(crate) fn is_on_signal_stack() -> bool {
     if !own::may_ask() {

@@ -172,6 +172,7 @@ pub(crate) fn lane(start: Start) -> Option<Lane> {
 #[cold]
 #[inline(never)]
 fn was_torn_away(tls: &Tls, sp: usize) -> bool {
+    own::take_leave();
     let was_torn = sp > tls.busy.get().saturating_sub(SIGNAL_FRAME) && !kernel::is_on_signal_stack();
     if was_torn {
         // What it left may be half done: all of it is made anew.

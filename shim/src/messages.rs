@@ -12,7 +12,7 @@ use crate::{elf, own, ring_file};
 use core::ffi::{CStr, c_int};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use gputrace_ring::map::Map;
+use gputrace_ring::map::{self, Map};
 
 /// Standard error.
 const STDERR: c_int = 2;
@@ -114,12 +114,21 @@ pub(crate) enum Moment {
 
 /// Says one line to the user. `ring` is the session's, if there is one.
 pub(crate) fn say(message: &[u8], ring: Option<Map>, moment: Moment) {
-    let may_call = moment == Moment::Start || (kernel::may_use_rare_calls() && own::may_ask());
+    let may_call = moment == Moment::Start || (kernel::may_use_rare_calls() && may_still_call(ring));
     let line = Text::<LONGEST>::new().add(b"gputrace: ").add(message).add(b"\n");
     let is_said = may_call && tell_stderr(line.as_bytes());
     let is_kept = is_said || ring.is_some_and(|ring| ring.header().notices.push(message));
     if !is_kept && may_call {
         keep_in_file(line.as_bytes());
+    }
+}
+
+/// A recorder that was killed can look at nothing, and that it was is the one thing that nobody else says: then what it saw last counts.
+fn may_still_call(ring: Option<Map>) -> bool {
+    let is_dead = |ring: &Map| ring.header().recorder_thread.value.load(Ordering::Acquire) & map::DIED != 0;
+    match ring.filter(is_dead) {
+        Some(ring) => ring.header().sandbox.state.load(Ordering::Acquire) == map::AS_BEFORE,
+        None => own::may_ask(),
     }
 }
 

@@ -263,8 +263,8 @@ pub(crate) fn current() -> Option<(Map, u64)> {
     (generation() == before).then_some((map, before))
 }
 
-/// The caller is on its way to the ring, which stays mapped meanwhile. All signals are blocked, so that nothing tears the thread away:
-/// the ring would stay mapped for ever. Under a sandbox the kernel is not asked for that.
+/// The caller is on its way to the ring, which stays mapped meanwhile. A signal handler that leaves by a jump just here leaves the
+/// ring mapped for ever; blocking signals takes a call, which a sandbox may forbid.
 pub(crate) struct Coming {
     page: &'static Page,
     /// Blocked before; `None` where none were blocked.
@@ -274,13 +274,15 @@ pub(crate) struct Coming {
 impl Coming {
     /// `None` where there will be no session.
     pub(crate) fn new() -> Option<Coming> {
-        page().map(Coming::on)
+        page().map(|page| Coming::on(page, None))
     }
 
-    fn on(page: &'static Page) -> Coming {
-        // Only rings of a process that can be attached to are ever unmapped.
-        let is_attachable = !page.control.load(Ordering::Relaxed).is_null();
-        let signals = (is_attachable && own::may_ask()).then(|| kernel::block_signals(kernel::ALL_SIGNALS));
+    /// To begin or end a session, for somebody who has asked for that.
+    fn uninterrupted(page: &'static Page) -> Coming {
+        Coming::on(page, Some(kernel::block_signals(kernel::ALL_SIGNALS)))
+    }
+
+    fn on(page: &'static Page, signals: Option<kernel::SignalSet>) -> Coming {
         page.coming.fetch_add(1, Ordering::SeqCst);
         Coming { page, signals }
     }
@@ -340,7 +342,7 @@ pub(crate) struct Describe {
 
 /// Makes the session, or waits for the thread that is making it. False if there will be none, or not soon.
 pub(crate) fn begin(describe: Describe) -> bool {
-    let Some(page) = page() else { return false };
+    let Some(page) = page().filter(|_| own::may_begin()) else { return false };
     if page.state.compare_exchange(NONE, STARTING, Ordering::Acquire, Ordering::Acquire).is_err() {
         return wait_for_another(page);
     }
@@ -368,7 +370,7 @@ pub(crate) fn begin(describe: Describe) -> bool {
 fn learn(describe: Describe) {
     // The processor's counter stamps events, but times are waited for by the kernel's clock, which is read in the vDSO.
     environment::find_clock();
-    thread_id::learn();
+    thread_id::learn(|| elf::c_library(c"pthread_mutex_lock"));
     {
         let _unwatched = Unwatched::new();
         stack::learn();
@@ -396,11 +398,11 @@ fn fall_asleep(page: &Page) {
 pub(crate) fn obey(describe: Describe) {
     let (Some(page), Some(control)) = (known_page(), control()) else { return };
     // Under a sandbox nothing can be begun or ended: whoever asks hears nothing, and says so.
-    if !own::may_ask() {
+    if !own::may_obey() {
         return;
     }
     let _errno = sys::KeepErrno::new();
-    let _coming = Coming::on(page);
+    let _coming = Coming::uninterrupted(page);
     if !is_helped(page, control) {
         follow(page, control, describe);
     }
@@ -730,7 +732,7 @@ fn remember(map: Map, path: Text<128>, identity: Identity) -> Option<&'static CS
     let slot = SESSIONS.get(next as usize % SESSIONS.len())?;
     rings::prepare();
     // SAFETY: the ring stays mapped for as long as a session has it.
-    own::begin(unsafe { &*core::ptr::from_ref(&map.header().sandbox) });
+    own::begin(unsafe { &*core::ptr::from_ref(map.header()) });
     // SAFETY: the state word lets one come here; readers wait for the generation.
     unsafe { (*slot.0.get()).write(Facts { map, path, identity }) };
     BEGUN.store(next.wrapping_add(1), Ordering::Release);
@@ -750,6 +752,7 @@ fn publish(page: &Page, generation: u64) {
 
 /// Why nothing records this session, with the kernel's error if there is one, and where its events are.
 pub(crate) fn say_unrecorded(why: &[u8], error: c_int, path: &[u8]) {
+    own::note_unrecorded();
     let mut message = Text::<480>::new().add(why);
     if error != 0 {
         message = message.add(b" (error ").number(error as u64).add(b")");

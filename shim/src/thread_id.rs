@@ -5,7 +5,7 @@
 //! (`pthread_mutex_t.__data.__owner`; bits/struct_mutex.h, the same since glibc 2.3.3 on 64-bit processors). Locking a mutex that
 //! nobody else knows makes no system call.
 
-use crate::{elf, kernel};
+use crate::kernel;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -28,10 +28,11 @@ static LOCK: AtomicUsize = AtomicUsize::new(0);
 /// A mutex has named a thread as the kernel did: it will name every thread of this process.
 static IS_TRUSTED: AtomicU32 = AtomicU32::new(0);
 
-/// Finds out whether mutexes can be asked. To be called when a session begins: it makes system calls.
-pub(crate) fn learn() {
+/// Finds out whether mutexes can be asked. `find_lock` finds the C library's own `pthread_mutex_lock`. To be called when a session begins:
+/// it makes system calls.
+pub(crate) fn learn(find_lock: impl FnOnce() -> Option<usize>) {
     if LOCK.load(Ordering::Relaxed) == 0 {
-        LOCK.store(elf::c_library(c"pthread_mutex_lock").unwrap_or(0), Ordering::Relaxed);
+        LOCK.store(find_lock().unwrap_or(0), Ordering::Relaxed);
     }
     // A forked child may have been made past the C library, which then still has its parent's number.
     IS_TRUSTED.store(0, Ordering::Relaxed);
@@ -51,13 +52,19 @@ pub(crate) fn own() -> u32 {
     number
 }
 
+/// The same, where the kernel need not be asked.
+pub(crate) fn known() -> Option<u32> {
+    let is_trusted = IS_TRUSTED.load(Ordering::Relaxed) != 0;
+    Some(noted()).filter(|number| *number != 0 && is_trusted)
+}
+
 /// The number as the C library notes it; 0 if it does not.
 fn noted() -> u32 {
     let lock = LOCK.load(Ordering::Relaxed);
     if lock == 0 {
         return 0;
     }
-    // SAFETY: `learn` found it as the C library's function of this name.
+    // SAFETY: `learn` was given the C library's function of this name.
     let lock: unsafe extern "C" fn(*mut c_void) -> c_int = unsafe { core::mem::transmute(lock) };
     // Left locked: nobody else sees it, and the C library keeps no list of such mutexes.
     let mut mutex = Mutex { lock: 0, count: 0, owner: 0, n_users: 0, kind: RECURSIVE, rest: [0; 11] };

@@ -43,7 +43,7 @@ const FILES: [(&str, usize, Writes, &str); 36] = [
     ),
     (
         "recorder/src/witness.rs",
-        4,
+        5,
         Writes::No,
         "texts of the kernel's in /proc/PID, by a folder that is open",
     ),

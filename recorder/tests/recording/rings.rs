@@ -32,6 +32,23 @@ fn a_ring_without_a_recorder_becomes_a_trace_afterwards() {
 }
 
 #[test]
+fn a_recorder_waits_for_another_one_that_is_just_going() {
+    let folder = Folder::new("going");
+    let writer = Writer { pid: NOBODY, pid_namespace: own_namespace(), start_time: 0 };
+    let (ring, _memory, _) = left_behind(&folder, writer);
+    let other = fs::File::open(&ring).unwrap();
+    other.lock().unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| record(&ring, options(&folder, "a.gtr")));
+        // Long enough for a first try; where it comes later, nobody waits.
+        std::thread::sleep(Duration::from_millis(100));
+        drop(other);
+        let summary = waiting.join().unwrap().unwrap();
+        assert_eq!(check_numbers(&Trace::open(&summary.trace).unwrap()), HashMap::from([(0, 1)]));
+    });
+}
+
+#[test]
 fn a_file_that_is_no_ring_is_refused() {
     let folder = Folder::new("no-ring");
     let refuse = |bytes: usize| {

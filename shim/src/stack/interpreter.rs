@@ -9,7 +9,7 @@ use crate::{elf, kernel};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 /// What is known about Python in this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,6 +174,9 @@ pub(crate) fn interpreter() -> Option<(u16, u64, u64)> {
     Some((3 << 8 | u16::from(python.offsets.minor), python.interpreter.0, python.interpreter.1))
 }
 
+/// The interpreter whose frames a thread has found to be as expected, by the address of its variables; 0 none.
+static CHECKED: AtomicU64 = AtomicU64::new(0);
+
 /// Declines the interpreter: its memory is not what it should be.
 pub(crate) fn give_up() {
     STATUS.store(Status::UnknownLayout as u32, Ordering::Relaxed);
@@ -189,6 +192,7 @@ pub(crate) unsafe fn init(lookup: Lookup) {
     if STATUS.compare_exchange(absent, looking, Ordering::Relaxed, Ordering::Relaxed).is_err() {
         return;
     }
+    CHECKED.store(0, Ordering::Relaxed);
     // SAFETY: the caller's promise.
     let found = unsafe { find(lookup) };
     let status = match found {
@@ -442,10 +446,10 @@ impl Python {
         if current == 0 || current == own.0 {
             return own;
         }
-        // Another thread's state may be freed at any moment: read it in a way that cannot fault.
-        let owner = peek(current.wrapping_add(u64::from(self.offsets.thread_id)));
+        // SAFETY: another thread's state may be freed at any moment. Then this is a word of the C library's heap: see `running`.
+        let owner = unsafe { Object::new(current) }.word(self.offsets.thread_id);
         // SAFETY: a state whose owner is the calling thread stays alive while it runs.
-        if owner == Ok(this_thread()) { unsafe { Object::new(current) } } else { own }
+        if owner == this_thread() { unsafe { Object::new(current) } } else { own }
     }
 
     /// The innermost frame of a thread whose state was just given, and the number of its interpreter, which is never given
@@ -510,7 +514,17 @@ impl Python {
         is_there && interpreter.half(self.offsets.gc_collecting) == 1
     }
 
-    /// Follows the frames with reads that cannot fault. `None` when there is no frame.
+    /// Whether a thread's frames were as expected.
+    pub(crate) fn is_checked(&self) -> bool {
+        CHECKED.load(Ordering::Relaxed) == self.runtime
+    }
+
+    /// Other threads need not look at their frames as this one has.
+    pub(crate) fn note_checked(&self) {
+        CHECKED.store(self.runtime, Ordering::Relaxed);
+    }
+
+    /// Follows the frames with reads that cannot fault, for which the kernel is asked. `None` when there is no frame.
     pub(crate) fn looks_right(&self, top: u64) -> Option<bool> {
         let mut frame = top;
         let mut n_code = 0;

@@ -197,9 +197,9 @@ const PAGE: u64 = 4096;
 /// - The thread's own stack, of which the C library knows first and last byte, and the one that the kernel made for the
 ///   process: mapped as long as the thread runs, so all above the stack pointer is read plainly.
 /// - Any other one (coroutines, signal stacks, threads that the C library did not make): the page of the stack pointer
-///   is read plainly, because we run on it. All further pages are copied by the kernel when first needed, which answers
-///   with an error where nothing is mapped, and are asked for again at each capture: where a walk errs, in code without
-///   tables or beyond the last frame of a coroutine, another thread may take the memory away at any moment.
+///   is read plainly, because we run on it. All further pages are read only while the walk goes by tables: then each frame is the
+///   thread's. The recorder names the mapping ([`own::end_of_mapping`]), in which they are read plainly. Where it cannot, the kernel copies
+///   them, which answers with an error where nothing is mapped. The walk ends where it would have to guess: another thread may take what it wants away.
 /// - No stack: nothing is read.
 #[derive(Clone, Copy)]
 pub(crate) struct Stack {
@@ -425,7 +425,22 @@ impl Stacks {
     }
 
     fn copy(&mut self, stack: &Stack, from: u64, bytes: u64) -> Option<u64> {
-        // A sandbox may have come; then nothing but the first page of a foreign stack is read.
+        // The frames that a walk finds by tables are the thread's own, whose memory nobody takes away while it runs. Where the walk goes by
+        // guesses it ends here: what it wants may be gone when it is read, and asking the kernel each time takes too long.
+        if stack.is_guessed {
+            return None;
+        }
+        let sp = stack.plain.start;
+        if let Some(end) = own::end_of_mapping(sp).or_else(|| own::find_end_of_mapping(sp)) {
+            let n = bytes.min(end.checked_sub(from)?) & !7;
+            let words = (n / 8) as usize;
+            for (slot, index) in self.copied.iter_mut().zip(0..words) {
+                // SAFETY: a word of the mapping in which the thread's stack is; see above.
+                *slot = unsafe { (from as *const u64).wrapping_add(index).read_volatile() };
+            }
+            return (n > 0).then_some(n);
+        }
+        // The recorder may not see where memory is, but still what a thread may do.
         if !own::may_ask() {
             return None;
         }
@@ -436,11 +451,6 @@ impl Stacks {
                 Err(libc::EFAULT) => return None,
                 Err(_) => self.cannot_copy = 1,
             }
-        }
-        // A page that can be read may be gone when it is. But the frames that a walk finds by tables are the thread's own,
-        // whose memory nobody takes away while it runs; where the walk goes by guesses it ends here.
-        if stack.is_guessed {
-            return None;
         }
         let mut n = 0;
         for slot in &mut self.copied {
@@ -474,7 +484,8 @@ static SIZE_AT: AtomicU64 = AtomicU64::new(0);
 /// nptl/nptl-stack.c: `stackblock_size`, glibc 2.3 to 2.42), and no other word has; any other's is found by [`own_stack`].
 #[cfg(target_arch = "x86_64")]
 pub(super) fn learn() {
-    if SIZE_AT.load(Ordering::Relaxed) != 0 || own_stack() != Region::EMPTY {
+    let is_end_known = INITIAL_STACK_END.load(Ordering::Relaxed) != 0;
+    if is_end_known && (SIZE_AT.load(Ordering::Relaxed) != 0 || own_stack() != Region::EMPTY) {
         return;
     }
     let name = c"__libc_stack_end";
@@ -485,6 +496,11 @@ pub(super) fn learn() {
     }
     // SAFETY: as above.
     let end = unsafe { at.read() };
+    // A library that came late was not told the arguments, which lie above this.
+    let _ = INITIAL_STACK_END.compare_exchange(0, end, Ordering::Relaxed, Ordering::Relaxed);
+    if SIZE_AT.load(Ordering::Relaxed) != 0 || own_stack() != Region::EMPTY {
+        return;
+    }
     let descriptor = descriptor();
     let mut places = (16..DESCRIPTOR).step_by(8).take_while(|offset| {
         let at = descriptor + offset;
@@ -581,7 +597,8 @@ pub(crate) fn is_above_on_own_stack(sp: usize, address: usize) -> bool {
         return (sp..end - 8).contains(&address);
     }
     let own = own_stack();
-    own.contains(sp) && (sp..own.end - 8).contains(&address)
+    let end = if own.contains(sp) { Some(own.end) } else { own::end_of_mapping(sp) };
+    end.is_some_and(|end| (sp..end - 8).contains(&address))
 }
 
 #[cfg(not(target_arch = "x86_64"))]

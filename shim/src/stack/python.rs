@@ -16,6 +16,7 @@ use super::interpreter::{Lasting, Object, Python, Shape, ready};
 use super::python_code::Codes;
 use super::python_offsets::{NONE, Place};
 use super::{Captured, Fixed, join, mix};
+use crate::own;
 use core::hint::select_unpredictable;
 use gputrace_ring::record::StackDef;
 
@@ -163,7 +164,8 @@ impl PythonState {
         };
         if self.is_checked == 0 && !self.check(python, top) {
             self.forget();
-            return PythonStack { marks: mark_of(status()), ..PythonStack::default() };
+            let marks = if status() == Status::Ready { Captured::NO_PYTHON } else { mark_of(status()) };
+            return PythonStack { marks, ..PythonStack::default() };
         }
         let is_other = thread.address() != self.thread_state || interpreter_id != self.interpreter_id;
         // A cut stack has no outermost frame to start from.
@@ -381,14 +383,24 @@ impl PythonState {
         self.marks |= Captured::PYTHON_TRUNCATED;
     }
 
-    /// Looks once a thread whether memory is laid out as expected, with reads that cannot fault.
+    /// Looks whether memory is laid out as expected, with reads that cannot fault. The first thread that has frames does so for all, mostly
+    /// when the session begins. Later the kernel may be asked only once the recorder has looked; without its answer the frames are left out.
     #[cold]
     #[inline(never)]
     fn check(&mut self, python: &Python, top: u64) -> bool {
-        match python.looks_right(top) {
-            Some(true) => self.is_checked = 1,
-            Some(false) => super::interpreter::give_up(),
-            None => {} // No frame to judge by.
+        if python.is_checked() {
+            self.is_checked = 1;
+        } else if !own::may_ask() {
+            return false;
+        } else {
+            match python.looks_right(top) {
+                Some(true) => {
+                    python.note_checked();
+                    self.is_checked = 1;
+                }
+                Some(false) => super::interpreter::give_up(),
+                None => {} // No frame to judge by.
+            }
         }
         status() == Status::Ready
     }

@@ -15,6 +15,12 @@ mod own;
 #[path = "../../../shim/src/stack/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
 mod stack;
+#[path = "../../../shim/src/thread_id.rs"]
+#[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
+mod thread_id;
+#[path = "../../../shim/src/tls.rs"]
+#[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
+mod tls;
 #[path = "../../../shim/src/valgrind.rs"]
 #[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
 mod valgrind;
