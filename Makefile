@@ -21,7 +21,7 @@ build: ## Build libgputrace.so, gputrace and the fake device, optimised
 # The packages' folder of files: program and library find each other in bin and lib. DESTDIR is for those who make packages of it.
 PREFIX := /usr/local
 INSTALLED := $(DESTDIR)$(PREFIX)
-install: build ## Install program, library, manual pages and completions below PREFIX
+install: $(RELEASE)/gputrace $(RELEASE)/libgputrace.so ## Install program, library, manual pages and completions below PREFIX
 	$(RELEASE)/gputrace manual target/manual
 	install -D -m 755 -t $(INSTALLED)/bin $(RELEASE)/gputrace
 	install -D -m 755 -t $(INSTALLED)/lib $(RELEASE)/libgputrace.so
@@ -30,6 +30,10 @@ install: build ## Install program, library, manual pages and completions below P
 	install -D -m 644 target/manual/completions/_gputrace $(INSTALLED)/share/zsh/site-functions/_gputrace
 	install -D -m 644 target/manual/completions/gputrace.fish $(INSTALLED)/share/fish/vendor_completions.d/gputrace.fish
 	[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
+
+# Only where there is none: root, who installs, may have no Rust.
+$(RELEASE)/gputrace $(RELEASE)/libgputrace.so:
+	$(MAKE) build
 
 demo: setup build ## Record a small training loop on the fake device, and report it
 	$(RELEASE)/gputrace record -F -o target/demo.gtr -- $(RELEASE)/fake-cuda demo

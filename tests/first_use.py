@@ -403,7 +403,7 @@ def the_library_is_found_by_name(desk):
 
 @point("install", "no `make install`")
 def what_is_installed_records(desk):
-    made = desk.sh(f"make -s -C {ROOT} -o build install RELEASE=$(dirname $(command -v gputrace)) DESTDIR=$PWD/root PREFIX=/usr")
+    made = desk.sh(f"make -s -C {ROOT} install RELEASE=$(dirname $(command -v gputrace)) DESTDIR=$PWD/root PREFIX=/usr")
     must(made.code == 0, made)
     seen = desk.sh("root/usr/bin/gputrace record -o i.gtr -- fake-cuda demo && root/usr/bin/gputrace library")
     must(os.path.exists(f"{desk.folder}/i.gtr") and seen.out.strip().endswith("/root/usr/lib/libgputrace.so"), seen)
