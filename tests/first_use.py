@@ -403,11 +403,11 @@ def the_library_is_found_by_name(desk):
 
 @point("install", "no `make install`")
 def what_is_installed_records(desk):
-    made = desk.sh(f"make -s -C {ROOT} install RELEASE=$(dirname $(command -v gputrace)) DESTDIR=$PWD/root PREFIX=/usr")
+    made = desk.sh(f"make -s -C {ROOT} install RELEASE=$(dirname $(command -v gputrace)) DESTDIR=$PWD/there PREFIX=/usr")
     must(made.code == 0, made)
-    seen = desk.sh("root/usr/bin/gputrace record -o i.gtr -- fake-cuda demo && root/usr/bin/gputrace library")
-    must(os.path.exists(f"{desk.folder}/i.gtr") and seen.out.strip().endswith("/root/usr/lib/libgputrace.so"), seen)
-    files = [os.path.exists(f"{desk.folder}/root/usr/share/{name}") for name in (
+    seen = desk.sh("there/usr/bin/gputrace record -o i.gtr -- fake-cuda demo && there/usr/bin/gputrace library")
+    must(os.path.exists(f"{desk.folder}/i.gtr") and seen.out.strip().endswith("/there/usr/lib/libgputrace.so"), seen)
+    files = [os.path.exists(f"{desk.folder}/there/usr/share/{name}") for name in (
         "man/man1/gputrace-report.1", "bash-completion/completions/gputrace", "zsh/site-functions/_gputrace", "fish/vendor_completions.d/gputrace.fish")]
     must(all(files), str(files))
     return "bin, lib, manual pages and completions below PREFIX"
