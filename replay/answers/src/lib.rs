@@ -8,6 +8,7 @@ pub mod causes;
 pub mod checked;
 mod curve;
 pub mod diff;
+pub mod edits;
 mod largest;
 pub mod leaks;
 pub mod moment;

@@ -1,0 +1,184 @@
+//! Activation checkpointing (`torch.utils.checkpoint`, without reentrance): a layer keeps its inputs, and runs forward again in its backward pass.
+
+use super::layers::{self, Stretch};
+use super::program::{NEVER, Program, Purpose, Step, Tensor};
+use super::{Changes, Chosen, Sure, Unfit};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// Checkpoints layers of every step.
+///
+/// # Errors
+/// No layer repeats.
+pub(super) fn checkpoint(program: &mut Program<'_>, chosen: Chosen, changes: &mut Changes) -> Result<(), Unfit> {
+    let mut removed: FxHashSet<usize> = FxHashSet::default();
+    let mut added: Vec<Tensor> = vec![];
+    let (mut numbers, mut saved, mut dropped) = (vec![], (0, 0), 0u64);
+    let mut names: Vec<String> = vec![];
+    for step in program.steps.clone() {
+        if step.passes.len() > 1 {
+            return Err(Unfit("the recorded run accumulates gradients: record one that does not, and add --accumulate".into()));
+        }
+        let stretches = layers::of(program, &step);
+        let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
+        numbers.push(n);
+        let mut first = 0;
+        for stretch in &stretches {
+            let mut pass = Layers::of(program, &step, stretch);
+            for number in 0..stretch.layers.len() {
+                let is_chosen = match chosen {
+                    Chosen::All => true,
+                    Chosen::Every(n) => (first + number) % n.max(1) == 0,
+                    Chosen::Layers(from, to) => (from..=to).contains(&(first + number)),
+                };
+                if is_chosen {
+                    let (kept, before) = pass.recompute(number, &mut removed, &mut added, &mut dropped);
+                    saved = (saved.0 + kept, saved.1 + before);
+                }
+            }
+            first += stretch.layers.len();
+            if !names.contains(&stretch.name) {
+                names.push(stretch.name.clone());
+            }
+        }
+    }
+    let most = numbers.iter().copied().max().unwrap_or(0);
+    if most == 0 {
+        return Err(Unfit("no layers are found that repeat in the forward pass: nothing is known to be checkpointed".into()));
+    }
+    if let Chosen::Layers(_, to) = chosen
+        && to >= most
+    {
+        return Err(Unfit(format!("there are {most} layers, numbered from 0 to {}", most - 1)));
+    }
+    let sure = if numbers.iter().all(|n| *n == most) { Sure::Certain } else { Sure::Guess };
+    changes.note(
+        sure,
+        format!("{most} layers repeat in {}: each keeps its inputs and is computed again in the backward pass", names.join(", ")),
+    );
+    if sure == Sure::Guess {
+        let least = numbers.iter().min().copied().unwrap_or(0);
+        changes.note(Sure::Guess, format!("a step has {least} layers that repeat, and another {most}"));
+    }
+    if dropped > 0 {
+        changes.note(
+            Sure::Certain,
+            "the cache of keys and values is not filled: libraries switch it off under checkpointing, as it would be filled twice",
+        );
+    }
+    program.retain(|index, _| !removed.contains(&index));
+    program.tensors.append(&mut added);
+    program.settle();
+    Ok(())
+}
+
+/// The layers of one stretch in one step.
+struct Layers<'p, 'a> {
+    program: &'p mut Program<'a>,
+    step: &'p Step,
+    layers: &'p [Vec<usize>],
+    /// When the backward pass of each layer begins and ends.
+    backward: Vec<(u64, u64)>,
+}
+
+impl<'p, 'a> Layers<'p, 'a> {
+    fn of(program: &'p mut Program<'a>, step: &'p Step, stretch: &'p Stretch) -> Layers<'p, 'a> {
+        let start = step.passes[0].0;
+        let is_saved = |tensor: &Tensor| tensor.freed > start && tensor.freed <= step.update;
+        let done: Vec<u64> = (stretch.layers.iter())
+            .map(|layer| {
+                let saved = layer.iter().map(|index| &program.tensors[*index]).filter(|it| is_saved(it));
+                saved.map(|it| it.freed).max().unwrap_or(start)
+            })
+            .collect();
+        let last = stretch.layers.last().into_iter().flatten().map(|index| &program.tensors[*index]);
+        let first_freed = last.filter(|it| is_saved(it)).map(|it| it.freed).min().unwrap_or(start);
+        // The operation that frees it had begun before.
+        let before = &program.tensors[program.born_within(start, first_freed)];
+        let node = before.iter().rev().map(|it| it.node).find(|node| *node > 0).unwrap_or(0);
+        let begin = before.iter().find(|it| it.node == node && node > 0).map_or(start, |it| it.born) - 1;
+        let n = stretch.layers.len();
+        let backward = (0..n).map(|number| (done.get(number + 1).copied().unwrap_or(begin), done[number])).collect();
+        Layers { program, step, layers: &stretch.layers, backward }
+    }
+
+    /// Bytes that the layer keeps afterwards, and before.
+    fn recompute(
+        &mut self,
+        number: usize,
+        removed: &mut FxHashSet<usize>,
+        added: &mut Vec<Tensor>,
+        dropped: &mut u64,
+    ) -> (u64, u64) {
+        let start = self.step.passes[0].0;
+        let (begin, done) = self.backward[number];
+        let layer = &self.layers[number];
+        let is_saved = |tensor: &Tensor| tensor.freed > begin && tensor.freed <= self.step.update;
+        let earlier = self.program.born_within(self.step.begin, layer.first().map_or(0, |index| self.program.tensors[*index].born));
+        let tensors = &mut self.program.tensors;
+        let Some(last) = layer.iter().filter(|index| is_saved(&tensors[**index])).map(|index| tensors[*index].born).max()
+        else {
+            return (0, 0);
+        };
+        let from = layer.iter().map(|index| tensors[*index].born).min().unwrap_or(0);
+        let kept = keep_input(&mut tensors[earlier], from, (begin, done));
+        // It runs forward again up to the last that it has to keep.
+        let mut events: Vec<(u64, bool, usize)> = vec![];
+        for index in layer {
+            let tensor = &tensors[*index];
+            if tensor.purpose == Purpose::Cache && is_saved(tensor) {
+                removed.insert(*index);
+                *dropped += tensor.bytes;
+            } else if tensor.born <= last {
+                events.push((tensor.born, true, *index));
+                if tensor.freed <= start {
+                    events.push((tensor.freed, false, *index));
+                }
+            }
+        }
+        events.sort_unstable();
+        let n = events.len() as u64;
+        let mut copies: FxHashMap<usize, Tensor> = FxHashMap::default();
+        let mut before = 0;
+        for (offset, (_, is_born, index)) in (1..).zip(events) {
+            let (at, tensor) = (begin + offset, tensors[index]);
+            if !is_born {
+                if let Some(copy) = copies.get_mut(&index) {
+                    copy.free_at(at);
+                }
+                continue;
+            }
+            let freed = if is_saved(&tensor) { tensor.freed } else { begin + n + 1 };
+            let is_made_again = tensor.freed != NEVER && tensor.purpose != Purpose::Workspace;
+            if is_made_again {
+                copies.insert(index, tensor.within(at, freed.max(at + 1)));
+            }
+            before += if is_saved(&tensor) { tensor.bytes } else { 0 };
+        }
+        // Nothing holds it on when the layer has returned.
+        let end = layer.iter().map(|index| tensors[*index].born).max().unwrap_or(from);
+        for index in layer {
+            if is_saved(&tensors[*index]) {
+                tensors[*index].free_at(end + 1);
+            }
+        }
+        let mut copies: Vec<Tensor> = copies.into_values().collect();
+        copies.sort_by_key(|copy| copy.born);
+        added.append(&mut copies);
+        (kept, before)
+    }
+}
+
+/// The inputs of a layer are held until its backward pass is over: those that its first operations keep anyway, or the last that was made before.
+fn keep_input(tensors: &mut [Tensor], from: u64, (begin, done): (u64, u64)) -> u64 {
+    let is_before = |tensor: &Tensor| tensor.freed > from;
+    let inputs = tensors.iter().filter(|it| is_before(it) && it.freed > begin && it.freed <= done);
+    let bytes: u64 = inputs.map(|it| it.bytes).sum();
+    if bytes > 0 {
+        return bytes;
+    }
+    let candidates = tensors.iter_mut().filter(|it| is_before(it) && it.freed < begin);
+    candidates.max_by_key(|it| (it.bytes.min(4096), it.born)).map_or(0, |input| {
+        input.free_at(done);
+        input.bytes
+    })
+}
