@@ -82,22 +82,7 @@ struct Layers<'p, 'a> {
 
 impl<'p, 'a> Layers<'p, 'a> {
     fn of(program: &'p mut Program<'a>, step: &'p Step, stretch: &'p Stretch) -> Layers<'p, 'a> {
-        let start = step.passes[0].0;
-        let is_saved = |tensor: &Tensor| tensor.freed > start && tensor.freed <= step.update;
-        let done: Vec<u64> = (stretch.layers.iter())
-            .map(|layer| {
-                let saved = layer.iter().map(|index| &program.tensors[*index]).filter(|it| is_saved(it));
-                saved.map(|it| it.freed).max().unwrap_or(start)
-            })
-            .collect();
-        let last = stretch.layers.last().into_iter().flatten().map(|index| &program.tensors[*index]);
-        let first_freed = last.filter(|it| is_saved(it)).map(|it| it.freed).min().unwrap_or(start);
-        // The operation that frees it had begun before.
-        let before = &program.tensors[program.born_within(start, first_freed)];
-        let node = before.iter().rev().map(|it| it.node).find(|node| *node > 0).unwrap_or(0);
-        let begin = before.iter().find(|it| it.node == node && node > 0).map_or(start, |it| it.born) - 1;
-        let n = stretch.layers.len();
-        let backward = (0..n).map(|number| (done.get(number + 1).copied().unwrap_or(begin), done[number])).collect();
+        let backward = layers::backward_of(program, step, stretch);
         Layers { program, step, layers: &stretch.layers, backward }
     }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::program::{NEVER, Phase, Program, Purpose, Step};
+use super::program::{NEVER, Phase, Program, Purpose, Span, Step, Tensor};
 use crate::stacks::{StackId, Stacks};
 
 /// Distances that are tried as the length of a layer, the most frequent first.
@@ -56,6 +56,43 @@ pub(super) fn of(program: &Program<'_>, step: &Step) -> Vec<Stretch> {
         layers: layers.into_iter().map(|layer| forward[layer].to_vec()).collect(),
     };
     found.into_iter().map(stretch).collect()
+}
+
+/// When the backward pass of each layer of a stretch begins and ends: the tensors that it kept are freed by its end.
+pub(super) fn backward_of(program: &Program<'_>, step: &Step, stretch: &Stretch) -> Vec<(u64, u64)> {
+    let start = step.passes[0].0;
+    let is_saved = |tensor: &&Tensor| tensor.freed > start && tensor.freed <= step.update;
+    let saved = |layer: &[usize]| -> Vec<u64> {
+        let tensors = layer.iter().map(|index| &program.tensors[*index]);
+        tensors.filter(is_saved).map(|tensor| tensor.freed).collect()
+    };
+    let done: Vec<u64> =
+        stretch.layers.iter().map(|layer| saved(layer).into_iter().max().unwrap_or(start)).collect();
+    let last = stretch.layers.last().map(|layer| saved(layer)).unwrap_or_default();
+    let first_freed = last.into_iter().min().unwrap_or(start);
+    // The operation that frees it had begun before.
+    let before = &program.tensors[program.born_within(start, first_freed)];
+    let node = before.iter().rev().map(|it| it.node).find(|node| *node > 0).unwrap_or(0);
+    let begin = before.iter().find(|it| it.node == node && node > 0).map_or(start, |it| it.born) - 1;
+    let begins = done.iter().skip(1).copied().chain([begin]);
+    begins.zip(done.iter().copied()).collect()
+}
+
+/// Notes in each step when its layers run, before other edits move what shows it.
+pub(super) fn keep_spans(program: &mut Program<'_>) {
+    for number in 0..program.steps.len() {
+        let step = &program.steps[number];
+        let mut spans = vec![];
+        for stretch in of(program, step) {
+            let backward = backward_of(program, step, &stretch);
+            for (layer, backward) in stretch.layers.iter().zip(backward) {
+                let first = layer.first().map_or(step.begin, |index| program.tensors[*index].born);
+                let last = layer.last().map_or(step.begin, |index| program.tensors[*index].born);
+                spans.push(Span { forward: (first - 1, last + 1), backward });
+            }
+        }
+        program.steps[number].spans = spans;
+    }
 }
 
 /// A stretch that repeats.

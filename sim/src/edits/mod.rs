@@ -155,6 +155,9 @@ impl Edits {
             changes.note(Sure::Guess, "the program has memory pools of its own, as CUDA graphs have: edits inside of them are assumed to be possible");
         }
         let updates_again = self.updates_again();
+        if matches!(self.layout, Some(Layout::Fsdp(_))) {
+            layers::keep_spans(&mut program);
+        }
         let optimizer = self.optimizer_after(recorded)?;
         if let Some(precision) = self.precision {
             precision::cast(&mut program, precision, end, &mut changes)?;
@@ -187,7 +190,7 @@ impl Edits {
             layout::spread(&mut program, layout, optimizer, updates_again, end, &mut changes)?;
         } else if updates_again {
             let (optimizer, way) = optimizer.ok_or_else(unknown_optimizer)?;
-            optimizer::install(&mut program, optimizer, way, &|_| true);
+            optimizer::install(&mut program, optimizer, way, &|sizes| sizes);
             note_optimizer(optimizer, &mut changes);
         }
         if self.offload == Some(Offload::Optimizer) {

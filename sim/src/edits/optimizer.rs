@@ -77,25 +77,20 @@ impl Recorded {
     }
 }
 
-/// Takes the recorded optimizer's tensors out, and puts those of another in, for the gradients that `owns` says are updated here.
+/// Takes the recorded optimizer's tensors out, and puts those of another in. `owned` chooses and orders what is updated here, of the sizes of
+/// all gradients.
 pub(super) fn install(
     program: &mut Program<'_>,
     optimizer: Optimizer,
     way: Way,
-    owns: &dyn Fn(usize) -> bool,
+    owned: &dyn Fn(Vec<u64>) -> Vec<u64>,
 ) {
     program.retain(|_, tensor| tensor.phase != Phase::Update);
     let mut made: FxHashMap<u64, usize> = FxHashMap::default();
     let mut added: Vec<Tensor> = vec![];
     let vector = common_vector(program);
     for step in &program.steps {
-        let sizes: Vec<u64> = step
-            .gradients
-            .iter()
-            .enumerate()
-            .filter(|(number, _)| owns(*number))
-            .map(|(_, index)| program.tensors[*index].bytes)
-            .collect();
+        let sizes = owned(step.gradients.iter().map(|index| program.tensors[*index].bytes).collect());
         let mut tape = Tape { at: step.update, added: &mut added };
         let mut seen: FxHashMap<u64, usize> = FxHashMap::default();
         for bytes in &sizes {

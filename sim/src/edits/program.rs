@@ -113,6 +113,15 @@ pub(super) struct Step {
     pub(super) end: u64,
     /// Its gradients in the order of the parameters: indices into [`Program::tensors`].
     pub(super) gradients: Vec<usize>,
+    /// Its layers, where they were looked for.
+    pub(super) spans: Vec<Span>,
+}
+
+/// From when to when a layer runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Span {
+    pub(super) forward: (u64, u64),
+    pub(super) backward: (u64, u64),
 }
 
 /// A program that can be edited.
@@ -128,6 +137,8 @@ pub struct Program<'a> {
     marks: Vec<(u64, Op)>,
     /// When the amounts of others changed, as in [`OpStream::others`].
     others: Vec<u64>,
+    /// Streams that the recorded program did not have.
+    n_new_streams: u16,
     pub(super) lost_requests: usize,
 }
 
@@ -164,6 +175,7 @@ impl<'a> Program<'a> {
             knows_order: false,
             marks: vec![],
             others: vec![],
+            n_new_streams: 0,
             lost_requests: stream.ooms.len(),
         };
         let marks = stream.ops.iter().enumerate().filter(|(_, op)| {
@@ -197,6 +209,12 @@ impl<'a> Program<'a> {
 
     pub(super) fn has_failed(&self) -> bool {
         self.lost_requests > 0
+    }
+
+    /// A stream of its own, as for communication.
+    pub(super) fn new_stream(&mut self) -> StreamIdx {
+        self.n_new_streams += 1;
+        StreamIdx((self.base.streams.len() as u16).saturating_add(self.n_new_streams - 1))
     }
 
     /// A new tensor on the default stream.
@@ -304,7 +322,7 @@ impl<'a> Program<'a> {
             // Freed with a step are the loss and what else its variables hold.
             let begin = first_after(&forward, from).unwrap_or(passes[0].0).min(passes[0].0);
             let gradients = self.gradients_of(&passes, end);
-            self.steps.push(Step { begin: begin - 1, passes, update: update - 1, end: end + 1, gradients });
+            self.steps.push(Step { begin: begin - 1, passes, update: update - 1, end: end + 1, gradients, spans: vec![] });
             from = end;
         }
     }
@@ -374,6 +392,10 @@ impl<'a> Program<'a> {
         for step in &mut self.steps {
             bounds.extend([&mut step.begin, &mut step.update, &mut step.end]);
             bounds.extend(step.passes.iter_mut().flat_map(|(start, end)| [start, end]));
+            bounds.extend(step.spans.iter_mut().flat_map(|span| {
+                let Span { forward, backward } = span;
+                [&mut forward.0, &mut forward.1, &mut backward.0, &mut backward.1]
+            }));
         }
         events.extend((0..).zip(&bounds).map(|(index, at)| (**at, BOUND, index)));
         events.sort_unstable();
@@ -461,6 +483,9 @@ impl<'a> Program<'a> {
         events.extend(self.marks.iter().copied());
         // Stable: of one moment, a free is requested before it is completed.
         events.sort_by_key(|(at, _)| *at);
+        let last = base.streams.last().copied().unwrap_or(0);
+        let new = (1..=u64::from(self.n_new_streams)).map(|number| last.saturating_add(number));
+        let streams: Vec<u64> = base.streams.iter().copied().chain(new).collect();
         let mut others = base.others.clone();
         for (change, at) in others.iter_mut().flat_map(|others| &mut others.changes).zip(&self.others) {
             change.before_op = events.partition_point(|(event, _)| event < at) as u32;
@@ -470,7 +495,7 @@ impl<'a> Program<'a> {
             ops: events.into_iter().map(|(_, op)| op).collect(),
             allocations,
             restored: vec![],
-            streams: base.streams.clone(),
+            streams,
             pools: base.pools.clone(),
             knows_pools: base.knows_pools,
             ooms: vec![],
