@@ -11,6 +11,7 @@ mod checkpoint;
 mod gradients;
 mod layers;
 mod layout;
+mod nodes;
 mod offload;
 mod optimizer;
 mod precision;
