@@ -50,7 +50,7 @@ pub(super) fn checkpoint(program: &mut Program<'_>, chosen: Chosen, changes: &mu
     {
         return Err(Unfit(format!("there are {most} layers, numbered from 0 to {}", most - 1)));
     }
-    let sure = if numbers.iter().all(|n| *n == most) { Sure::Certain } else { Sure::Guess };
+    let sure = if numbers.iter().all(|n| *n == most) { Sure::Range } else { Sure::Guess };
     changes.note(
         sure,
         format!("{most} layers repeat in {}: each keeps its inputs and is computed again in the backward pass", names.join(", ")),

@@ -20,11 +20,11 @@ const MOST_STRETCHES: usize = 8;
 
 /// Layers that repeat, in the order of the forward pass.
 #[derive(Clone, Debug, Default)]
-pub struct Stretch {
+pub(super) struct Stretch {
     /// Of each layer, its tensors: indices that the program gives its tensors.
     pub(super) layers: Vec<Vec<usize>>,
     /// The frame that calls the layers, or where they are made of: for people.
-    pub name: String,
+    pub(super) name: String,
 }
 
 /// Layers of a step's forward pass.

@@ -4,7 +4,7 @@
 
 use super::optimizer::{Optimizer, Way, install};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
-use super::{Changes, End, Sure, Unfit, note_optimizer, unknown_optimizer};
+use super::{Changes, Sure, Unfit, note_optimizer, unknown_optimizer};
 use crate::ops::StreamIdx;
 
 /// How a program is spread over processes.
@@ -33,10 +33,8 @@ pub(super) fn spread(
     layout: Layout,
     optimizer: Option<(Optimizer, Way)>,
     updates_again: bool,
-    end: End,
     changes: &mut Changes,
 ) -> Result<(), Unfit> {
-    let _ = end;
     match layout {
         Layout::Ddp(_) => {
             replicate(program);
@@ -45,7 +43,7 @@ pub(super) fn spread(
                 install(program, optimizer, way, &|sizes| sizes);
                 note_optimizer(optimizer, changes);
             }
-            changes.note(Sure::Certain, "DDP keeps every gradient once more, in buckets of 1 MiB and 25 MiB; gradient_as_bucket_view=True would save that");
+            changes.note(Sure::Range, "DDP keeps every gradient once more, in buckets of 1 MiB and 25 MiB; gradient_as_bucket_view=True would save that");
         }
         Layout::Zero1(n) => {
             let (optimizer, way) = optimizer.ok_or_else(unknown_optimizer)?;
@@ -53,7 +51,7 @@ pub(super) fn spread(
             install(program, optimizer, way, &|sizes| largest_part(sizes, n));
             note_optimizer(optimizer, changes);
             changes.note(
-                Sure::Certain,
+                Sure::Range,
                 format!("the process with the most of the optimizer's state, of {n}: whole parameters go to the one that has least"),
             );
         }

@@ -16,10 +16,10 @@ mod offload;
 mod optimizer;
 mod precision;
 mod program;
+pub mod spelling;
 
 use rustc_hash::FxHashMap;
 
-pub use self::layers::Stretch;
 pub use self::layout::Layout;
 pub use self::optimizer::{Optimizer, Way};
 pub use self::precision::Precision;
@@ -65,6 +65,9 @@ pub enum End {
 }
 
 impl End {
+    /// All of them.
+    pub const ALL: [End; 3] = [End::Best, End::Least, End::Most];
+
     /// A number between two.
     fn of(self, least: f64, best: f64, most: f64) -> f64 {
         match self {
@@ -127,6 +130,8 @@ pub struct Changes {
     pub notes: Vec<(Sure, String)>,
     /// Bytes held at the peak of requested bytes before and after, by purpose.
     pub at_peak: Vec<(&'static str, u64, u64)>,
+    /// In which part of a step the peak is, before and after.
+    pub peak_in: (&'static str, &'static str),
 }
 
 impl Changes {
@@ -169,7 +174,7 @@ impl Edits {
         if let Some(share) = self.freeze {
             let n = gradients::freeze(&mut program, &|number, n| (number as f64) < (share * n as f64).floor())?;
             changes.note(
-                Sure::Certain,
+                Sure::Range,
                 format!("{n} parameters are frozen: no gradient, no state, and the backward pass ends at the first that is trained"),
             );
         }
@@ -188,7 +193,7 @@ impl Edits {
             gradients::accumulate(&mut program, n)?;
         }
         if let Some(layout) = self.layout {
-            layout::spread(&mut program, layout, optimizer, updates_again, end, &mut changes)?;
+            layout::spread(&mut program, layout, optimizer, updates_again, &mut changes)?;
         } else if updates_again {
             let (optimizer, way) = optimizer.ok_or_else(unknown_optimizer)?;
             optimizer::install(&mut program, optimizer, way, &|sizes| sizes);
@@ -198,6 +203,7 @@ impl Edits {
             offload::optimizer(&mut program, &mut changes);
         }
         changes.at_peak = compared(recorded, &program);
+        changes.peak_in = (recorded.part_at(recorded.peak().1), program.part_at(program.peak().1));
         Ok((program, changes))
     }
 
@@ -228,7 +234,7 @@ fn unknown_optimizer() -> Unfit {
 fn note_optimizer(optimizer: Optimizer, changes: &mut Changes) {
     match optimizer {
         Optimizer::Adafactor => changes.note(
-            Sure::Certain,
+            Sure::Range,
             "Adafactor keeps a row and a column of each matrix; their lengths are inferred from the sizes of the vectors",
         ),
         Optimizer::Adam8bit => changes.note(

@@ -453,6 +453,18 @@ impl<'a> Program<'a> {
         most
     }
 
+    /// In which part of a step a moment is.
+    pub(super) fn part_at(&self, at: u64) -> &'static str {
+        let step = self.steps.partition_point(|step| step.begin <= at);
+        let Some(step) = step.checked_sub(1).map(|index| &self.steps[index]) else { return "the making of the model" };
+        match () {
+            () if at < step.passes[0].0 => "the forward pass",
+            () if at <= step.update => "the backward pass",
+            () if at <= step.end => "the optimizer's step",
+            () => "between two steps",
+        }
+    }
+
     /// Bytes held at a moment, by purpose.
     pub(super) fn held_at(&self, at: u64) -> FxHashMap<&'static str, u64> {
         let mut held = FxHashMap::default();
