@@ -25,13 +25,13 @@ use super::whatif::{Bench, Machine, Totals, named};
 pub fn understood(source: &Source, stream: &OpStream) -> Result<Understood, String> {
     let lived = Lived::of(source, stream)
         .ok_or("its requests are not blocks of PyTorch's allocator: only training runs of PyTorch can be edited")?;
-    let unknown = Known { purpose: Purpose::Other, phase: Phase::Outside };
+    let unknown = Known { purpose: Purpose::Other, phase: Phase::Outside, time: 0 };
     let mut of = vec![unknown; stream.allocations.len()];
     let mut seen: FxHashMap<StackId, Places> = FxHashMap::default();
     let mut births: FxHashMap<u32, AllocId> = FxHashMap::default();
     for (id, life, role) in lived.requests() {
         let places = *seen.entry(life.stack).or_insert_with(|| places(source.definitions(), life.stack));
-        of[id.0 as usize] = Known { purpose: purpose(role), phase: phase(places) };
+        of[id.0 as usize] = Known { purpose: purpose(role), phase: phase(places), time: life.since.0 };
         births.insert(life.born, id);
     }
     let device = i16::try_from(stream.device).unwrap_or(i16::MAX);
@@ -221,6 +221,10 @@ impl Device {
         );
         let mood = |sure: Sure| if sure == Sure::Guess { Mood::Warning } else { Mood::Note };
         let notes = self.changes.notes.iter().map(|(sure, text)| (mood(*sure), text.clone()));
+        let cost = self.changes.recomputed_share.map(|share| {
+            (Mood::Note, format!("{:.0} % of the forward pass's time is spent again, by the clock of the program's thread", share * 100.0))
+        });
+        section = section.lines(cost);
         let changed = Section::new("at_peak", "What is held at the peak, as requested").table(changed).lines(notes);
         vec![section, changed]
     }
@@ -263,6 +267,8 @@ impl Device {
         json["at_peak"] = at_peak.collect();
         json["notes"] = notes.collect();
         json["doubt"] = json!(self.doubt);
+        json["recomputed_share"] = json!(self.changes.recomputed_share);
+        json["moved_bytes"] = json!(self.changes.moved_bytes);
         json
     }
 }

@@ -12,7 +12,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub(super) fn checkpoint(program: &mut Program<'_>, chosen: Chosen, changes: &mut Changes) -> Result<(), Unfit> {
     let mut removed: FxHashSet<usize> = FxHashSet::default();
     let mut added: Vec<Tensor> = vec![];
-    let (mut numbers, mut saved, mut dropped) = (vec![], (0, 0), 0u64);
+    let (mut numbers, mut dropped) = (vec![], 0u64);
+    let (mut again, mut forward) = (0, 0);
     let mut names: Vec<String> = vec![];
     for step in program.steps.clone() {
         if step.passes.len() > 1 {
@@ -22,6 +23,8 @@ pub(super) fn checkpoint(program: &mut Program<'_>, chosen: Chosen, changes: &mu
         let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
         numbers.push(n);
         let mut first = 0;
+        let own = &program.tensors[program.born_within(step.begin, step.passes[0].0 + 1)];
+        forward += own.last().map_or(0, |it| it.time).saturating_sub(own.first().map_or(0, |it| it.time));
         for stretch in &stretches {
             let mut pass = Layers::of(program, &step, stretch);
             for number in 0..stretch.layers.len() {
@@ -31,8 +34,8 @@ pub(super) fn checkpoint(program: &mut Program<'_>, chosen: Chosen, changes: &mu
                     Chosen::Layers(from, to) => (from..=to).contains(&(first + number)),
                 };
                 if is_chosen {
-                    let (kept, before) = pass.recompute(number, &mut removed, &mut added, &mut dropped);
-                    saved = (saved.0 + kept, saved.1 + before);
+                    again += pass.time(number);
+                    pass.recompute(number, &mut removed, &mut added, &mut dropped);
                 }
             }
             first += stretch.layers.len();
@@ -65,6 +68,7 @@ pub(super) fn checkpoint(program: &mut Program<'_>, chosen: Chosen, changes: &mu
             "the cache of keys and values is not filled: libraries switch it off under checkpointing, as it would be filled twice",
         );
     }
+    changes.recomputed_share = (forward > 0).then(|| (again as f64 / forward as f64).min(1.0));
     program.retain(|index, _| !removed.contains(&index));
     program.tensors.append(&mut added);
     program.settle();
@@ -86,14 +90,22 @@ impl<'p, 'a> Layers<'p, 'a> {
         Layers { program, step, layers: &stretch.layers, backward }
     }
 
-    /// Bytes that the layer keeps afterwards, and before.
+    /// How long the layer's forward pass took, nanoseconds.
+    fn time(&self, number: usize) -> u64 {
+        let tensors = &self.program.tensors;
+        let first = self.layers[number].first().map_or(0, |index| tensors[*index].time);
+        let last = self.layers[number].last().map_or(0, |index| tensors[index + 1..].first().map_or(0, |it| it.time));
+        last.saturating_sub(first)
+    }
+
+    /// Moves what a layer keeps to where it is made again.
     fn recompute(
         &mut self,
         number: usize,
         removed: &mut FxHashSet<usize>,
         added: &mut Vec<Tensor>,
         dropped: &mut u64,
-    ) -> (u64, u64) {
+    ) {
         let start = self.step.passes[0].0;
         let (begin, done) = self.backward[number];
         let layer = &self.layers[number];
@@ -102,10 +114,10 @@ impl<'p, 'a> Layers<'p, 'a> {
         let tensors = &mut self.program.tensors;
         let Some(last) = layer.iter().filter(|index| is_saved(&tensors[**index])).map(|index| tensors[*index].born).max()
         else {
-            return (0, 0);
+            return;
         };
         let from = layer.iter().map(|index| tensors[*index].born).min().unwrap_or(0);
-        let kept = keep_input(&mut tensors[earlier], from, (begin, done));
+        keep_input(&mut tensors[earlier], from, (begin, done));
         // It runs forward again up to the last that it has to keep.
         let mut events: Vec<(u64, bool, usize)> = vec![];
         for index in layer {
@@ -123,7 +135,6 @@ impl<'p, 'a> Layers<'p, 'a> {
         events.sort_unstable();
         let n = events.len() as u64;
         let mut copies: FxHashMap<usize, Tensor> = FxHashMap::default();
-        let mut before = 0;
         for (offset, (_, is_born, index)) in (1..).zip(events) {
             let (at, tensor) = (begin + offset, tensors[index]);
             if !is_born {
@@ -137,7 +148,6 @@ impl<'p, 'a> Layers<'p, 'a> {
             if is_made_again {
                 copies.insert(index, tensor.within(at, freed.max(at + 1)));
             }
-            before += if is_saved(&tensor) { tensor.bytes } else { 0 };
         }
         // Nothing holds it on when the layer has returned.
         let end = layer.iter().map(|index| tensors[*index].born).max().unwrap_or(from);
@@ -149,21 +159,17 @@ impl<'p, 'a> Layers<'p, 'a> {
         let mut copies: Vec<Tensor> = copies.into_values().collect();
         copies.sort_by_key(|copy| copy.born);
         added.append(&mut copies);
-        (kept, before)
     }
 }
 
 /// The inputs of a layer are held until its backward pass is over: those that its first operations keep anyway, or the last that was made before.
-fn keep_input(tensors: &mut [Tensor], from: u64, (begin, done): (u64, u64)) -> u64 {
+fn keep_input(tensors: &mut [Tensor], from: u64, (begin, done): (u64, u64)) {
     let is_before = |tensor: &Tensor| tensor.freed > from;
-    let inputs = tensors.iter().filter(|it| is_before(it) && it.freed > begin && it.freed <= done);
-    let bytes: u64 = inputs.map(|it| it.bytes).sum();
-    if bytes > 0 {
-        return bytes;
+    if tensors.iter().any(|it| is_before(it) && it.freed > begin && it.freed <= done) {
+        return;
     }
     let candidates = tensors.iter_mut().filter(|it| is_before(it) && it.freed < begin);
-    candidates.max_by_key(|it| (it.bytes.min(4096), it.born)).map_or(0, |input| {
+    if let Some(input) = candidates.max_by_key(|it| (it.bytes.min(4096), it.born)) {
         input.free_at(done);
-        input.bytes
-    })
+    }
 }

@@ -124,7 +124,7 @@ pub struct Edits {
 }
 
 /// What edits have made of a program.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
     /// How sure, and why.
     pub notes: Vec<(Sure, String)>,
@@ -132,6 +132,10 @@ pub struct Changes {
     pub at_peak: Vec<(&'static str, u64, u64)>,
     /// In which part of a step the peak is, before and after.
     pub peak_in: (&'static str, &'static str),
+    /// The part of the forward pass's time that is spent again, by the clock of the program's thread.
+    pub recomputed_share: Option<f64>,
+    /// Bytes that go to the host and back in each step.
+    pub moved_bytes: Option<u64>,
 }
 
 impl Changes {
@@ -159,6 +163,10 @@ impl Edits {
         }
         if recorded.has_private_pools() {
             changes.note(Sure::Guess, "the program has memory pools of its own, as CUDA graphs have: edits inside of them are assumed to be possible");
+        }
+        let moves_tensors = self.checkpoint.is_some() || self.offload.is_some() || self.precision.is_some();
+        if recorded.is_generated() && (moves_tensors || self.lora.is_some() || self.freeze.is_some()) {
+            changes.note(Sure::Guess, "compiled code asks for memory: for another program, other code is generated");
         }
         let updates_again = self.updates_again();
         if matches!(self.layout, Some(Layout::Fsdp(_))) {
@@ -191,6 +199,9 @@ impl Edits {
         }
         if let Some(n) = self.accumulate {
             gradients::accumulate(&mut program, n)?;
+            if !recorded.steps_are_equal() {
+                changes.note(Sure::Range, "the recorded steps ask for different sizes: the micro-batches of a step are copies of one of them");
+            }
         }
         if let Some(layout) = self.layout {
             layout::spread(&mut program, layout, optimizer, updates_again, &mut changes)?;
@@ -232,6 +243,10 @@ fn unknown_optimizer() -> Unfit {
 }
 
 fn note_optimizer(optimizer: Optimizer, changes: &mut Changes) {
+    changes.note(
+        Sure::Certain,
+        "the optimizer has the defaults of torch.optim: weight decay of SGD and Adam, amsgrad, and closures need more",
+    );
     match optimizer {
         Optimizer::Adafactor => changes.note(
             Sure::Range,

@@ -58,6 +58,7 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
     added.retain(|tensor| tensor.bytes > 0);
     program.tensors.append(&mut added);
     program.settle();
+    changes.moved_bytes = Some(moved);
     let mib = moved.div_ceil(1 << 20);
     changes.note(
         Sure::Range,
@@ -72,8 +73,11 @@ pub(super) fn optimizer(program: &mut Program<'_>, changes: &mut Changes) {
         .filter(|it| it.phase == Phase::Update && it.purpose == Purpose::State && it.freed == NEVER)
         .map(|it| it.bytes)
         .sum();
+    let gradients = program.steps.first().into_iter().flat_map(|step| &step.gradients);
+    let gradients: u64 = gradients.map(|index| program.tensors[*index].bytes).sum();
     program.retain(|_, tensor| tensor.phase != Phase::Update);
     program.settle();
+    changes.moved_bytes = Some(gradients);
     changes.note(
         Sure::Certain,
         format!("{} MiB of state are kept on the CPU, which updates the parameters: gradients go there and parameters come back in every step", state.div_ceil(1 << 20)),

@@ -6,6 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::Unfit;
 use super::optimizer::Recorded;
+use crate::predict::is_generated;
 use crate::ops::{AllocId, Allocation, History, Op, OpStream, PoolIdx, StackId, StreamIdx};
 
 /// A moment that never comes: the tensor is held to the end.
@@ -54,8 +55,10 @@ pub enum Phase {
 pub struct Known {
     /// What it was for.
     pub purpose: Purpose,
-    /// When it was made.
+    /// In which part of a step it was made.
     pub phase: Phase,
+    /// When it was made, nanoseconds of the trace's clock.
+    pub time: u64,
 }
 
 /// What is known about a recorded training run beside its requests.
@@ -83,6 +86,8 @@ pub(super) struct Tensor {
     done: u64,
     /// Which operation of the backward pass made it; 0 outside of backward passes.
     pub(super) node: u32,
+    /// When it was recorded, nanoseconds.
+    pub(super) time: u64,
 }
 
 impl Tensor {
@@ -207,6 +212,20 @@ impl<'a> Program<'a> {
         self.tensors.iter().any(|tensor| tensor.pool != PoolIdx::DEFAULT)
     }
 
+    /// Whether code that was generated for this very program asks for memory, as that of torch.compile does.
+    pub(super) fn is_generated(&self) -> bool {
+        self.base.stacks.frames.iter().any(|frame| is_generated(&frame.file))
+    }
+
+    /// Whether all steps but the first ask for the same sizes in the same order.
+    pub(super) fn steps_are_equal(&self) -> bool {
+        let sizes = |step: &Step| {
+            let own = self.born_within(step.begin, step.update);
+            self.tensors[own].iter().map(|tensor| tensor.bytes)
+        };
+        self.steps.iter().skip(1).zip(self.steps.iter().skip(2)).all(|(one, other)| sizes(one).eq(sizes(other)))
+    }
+
     pub(super) fn has_failed(&self) -> bool {
         self.lost_requests > 0
     }
@@ -230,6 +249,7 @@ impl<'a> Program<'a> {
             freed,
             done: freed,
             node: 0,
+            time: 0,
         }
     }
 
@@ -558,6 +578,7 @@ fn tensors(stream: &OpStream, understood: &Understood) -> Vec<Tensor> {
             freed: NEVER,
             done: NEVER,
             node: 0,
+            time: known.time,
         })
         .collect();
     for (index, op) in stream.ops.iter().enumerate() {
