@@ -23,8 +23,9 @@ use super::whatif::{Bench, Machine, Totals, named};
 /// # Errors
 /// Why that is not known.
 pub fn understood(source: &Source, stream: &OpStream) -> Result<Understood, String> {
-    let lived = Lived::of(source, stream)
-        .ok_or("its requests are not blocks of PyTorch's allocator: only training runs of PyTorch can be edited")?;
+    let lived = Lived::of(source, stream).ok_or(
+        "its requests are not blocks of PyTorch's allocator: only training runs of PyTorch can be edited",
+    )?;
     let unknown = Known { purpose: Purpose::Other, phase: Phase::Outside, time: 0 };
     let mut of = vec![unknown; stream.allocations.len()];
     let mut seen: FxHashMap<StackId, Places> = FxHashMap::default();
@@ -111,6 +112,15 @@ pub fn whatif(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Resu
     Ok(Reply { part: Part { title: path.to_owned(), sections, ..Part::default() }, json })
 }
 
+/// The program with edits three times, with the least, the likeliest and the most of what is not known; the likeliest first.
+pub(super) fn edited(program: &Program<'_>, edits: &Edits) -> Result<Vec<(OpStream, Changes)>, Unfit> {
+    let edited = on_all_cores(End::ALL.len(), |index| {
+        let edited = edits.apply(program, End::ALL[index]);
+        Some(edited.map(|(program, changes)| (program.stream(), changes)))
+    });
+    edited.into_iter().collect()
+}
+
 /// One device's program and what became of it.
 struct Device {
     device: u32,
@@ -133,19 +143,34 @@ struct Peaks {
 impl Peaks {
     fn of(outcome: &Outcome) -> Peaks {
         let books = &outcome.books;
-        Peaks { reserved: books.reserved.peak, allocated: books.allocated.peak, requested: books.requested.peak }
+        Peaks {
+            reserved: books.reserved.peak,
+            allocated: books.allocated.peak,
+            requested: books.requested.peak,
+        }
     }
 }
 
 /// The edited program under one allocator.
-struct Answered {
+pub(super) struct Answered {
     policy: String,
     /// Standard fields of a replay.
     json: Json,
     peaks: Peaks,
     reserved: (u64, u64),
+    pub(super) fits: bool,
     allocated: (u64, u64),
     remarks: Vec<(Mood, String)>,
+}
+
+impl Answered {
+    /// Standard fields of a replay, with the ranges.
+    pub(super) fn json(&self) -> Json {
+        let mut json = self.json.clone();
+        json["peak_reserved_range"] = json!([self.reserved.0, self.reserved.1]);
+        json["peak_allocated_range"] = json!([self.allocated.0, self.allocated.1]);
+        json
+    }
 }
 
 impl Device {
@@ -153,11 +178,7 @@ impl Device {
         let understood = understood(source, stream)?;
         let program = Program::of(stream, &understood).map_err(|why| why.0)?;
         let bench = Bench::new(stream, asked.machine)?;
-        let edited = on_all_cores(End::ALL.len(), |index| {
-            let edited = asked.edits.apply(&program, End::ALL[index]);
-            Some(edited.map(|(program, changes)| (program.stream(), changes)))
-        });
-        let edited = edited.into_iter().collect::<Result<Vec<_>, Unfit>>().map_err(|why| why.0)?;
+        let edited = edited(&program, &asked.edits).map_err(|why| why.0)?;
         let recorded_policy = (stream.settings.policy, stream.settings.options.as_deref().unwrap_or(""));
         let policies = asked.policies.iter().map(|policy| policy.split_once(':').unwrap_or((policy, "")));
         let policies: Vec<_> =
@@ -187,7 +208,8 @@ impl Device {
         let name = self.edits.join(" ");
         let recorded = ("as recorded".to_owned(), self.recorded, None, "");
         let edited = self.answers.iter().map(|answer| {
-            let what = if self.answers.len() > 1 { format!("{name}, {}", answer.policy) } else { name.clone() };
+            let what =
+                if self.answers.len() > 1 { format!("{name}, {}", answer.policy) } else { name.clone() };
             (what, answer.peaks, Some(answer), self.sure.name())
         });
         let rows: Vec<_> = std::iter::once(recorded).chain(edited).collect();
@@ -197,8 +219,12 @@ impl Device {
             &[
                 ("what", "program", &|(what, ..)| Value::text(what.clone())),
                 ("peak_reserved_bytes", "reserved", &|(_, peaks, ..)| bytes(peaks.reserved)),
-                ("least_reserved_bytes", "at least", &|(_, _, answer, _)| Value::bytes(answer.map(|it| it.reserved.0))),
-                ("most_reserved_bytes", "at most", &|(_, _, answer, _)| Value::bytes(answer.map(|it| it.reserved.1))),
+                ("least_reserved_bytes", "at least", &|(_, _, answer, _)| {
+                    Value::bytes(answer.map(|it| it.reserved.0))
+                }),
+                ("most_reserved_bytes", "at most", &|(_, _, answer, _)| {
+                    Value::bytes(answer.map(|it| it.reserved.1))
+                }),
                 ("peak_allocated_bytes", "allocated", &|(_, peaks, ..)| bytes(peaks.allocated)),
                 ("sure", "sure", &|(.., sure)| Value::text(*sure)),
             ],
@@ -222,10 +248,17 @@ impl Device {
         let mood = |sure: Sure| if sure == Sure::Guess { Mood::Warning } else { Mood::Note };
         let notes = self.changes.notes.iter().map(|(sure, text)| (mood(*sure), text.clone()));
         let cost = self.changes.recomputed_share.map(|share| {
-            (Mood::Note, format!("{:.0} % of the forward pass's time is spent again, by the clock of the program's thread", share * 100.0))
+            (
+                Mood::Note,
+                format!(
+                    "{:.0} % of the forward pass's time is spent again, by the clock of the program's thread",
+                    share * 100.0
+                ),
+            )
         });
         section = section.lines(cost);
-        let changed = Section::new("at_peak", "What is held at the peak, as requested").table(changed).lines(notes);
+        let changed =
+            Section::new("at_peak", "What is held at the peak, as requested").table(changed).lines(notes);
         vec![section, changed]
     }
 
@@ -234,21 +267,29 @@ impl Device {
         let (before, after) = (self.recorded.allocated, answer.peaks.allocated);
         let (was, is) = self.changes.peak_in;
         let percent = |part: u64| format!("{:.1} %", 100.0 * part as f64 / before.max(1) as f64);
-        let moved = if was == is { format!("the peak stays in {is}") } else { format!("the peak moves from {was} to {is}") };
+        let moved = if was == is {
+            format!("the peak stays in {is}")
+        } else {
+            format!("the peak moves from {was} to {is}")
+        };
         match before.checked_sub(after) {
-            Some(saved) if saved as f64 >= before as f64 * HELPS => {
-                (Mood::Good, format!("saves {} of the allocated peak ({}); {moved}", iec(saved), percent(saved)))
-            }
+            Some(saved) if saved as f64 >= before as f64 * HELPS => (
+                Mood::Good,
+                format!("saves {} of the allocated peak ({}); {moved}", iec(saved), percent(saved)),
+            ),
             Some(_) => (Mood::Bad, format!("does not help: {moved}, which holds as much as before")),
             None => {
                 let more = after - before;
-                (Mood::Bad, format!("needs {} more at the allocated peak ({}); {moved}", iec(more), percent(more)))
+                (
+                    Mood::Bad,
+                    format!("needs {} more at the allocated peak ({}); {moved}", iec(more), percent(more)),
+                )
             }
         }
     }
 
     fn json(&self, answer: &Answered) -> Json {
-        let mut json = answer.json.clone();
+        let mut json = answer.json();
         let notes = self.changes.notes.iter().map(|(sure, text)| json!({"sure": sure.name(), "text": text}));
         let at_peak = self.changes.at_peak.iter().map(|(purpose, before, after)| {
             json!({"purpose": purpose, "recorded_bytes": before, "edited_bytes": after})
@@ -256,8 +297,6 @@ impl Device {
         json["device"] = self.device.into();
         json["edits"] = json!(self.edits);
         json["confidence"] = self.sure.name().into();
-        json["peak_reserved_range"] = json!([answer.reserved.0, answer.reserved.1]);
-        json["peak_allocated_range"] = json!([answer.allocated.0, answer.allocated.1]);
         json["recorded"] = json!({
             "peak_reserved_bytes": self.recorded.reserved,
             "peak_allocated_bytes": self.recorded.allocated,
@@ -274,7 +313,7 @@ impl Device {
 }
 
 /// Replays the likeliest program with all that a replay says, and the others for their peaks.
-fn answered(
+pub(super) fn answered(
     bench: &Bench<'_>,
     edited: &[(OpStream, Changes)],
     (policy, options): (&str, &str),
@@ -289,7 +328,8 @@ fn answered(
         machine: bench.machine,
         totals: Totals::Reproduced,
     };
-    let answer = best.laboratory.answer(&question).map_err(|error| format!("{}: {error}", named(&question)))?;
+    let answer =
+        best.laboratory.answer(&question).map_err(|error| format!("{}: {error}", named(&question)))?;
     let (mut reserved, peaks) = (answer.peak_reserved_range, Peaks::of(&answer.outcome));
     let mut allocated = (peaks.allocated, peaks.allocated);
     for (stream, _) in edited[1..].iter().filter(|_| sure != Sure::Certain) {
@@ -298,20 +338,26 @@ fn answered(
         reserved = (reserved.0.min(other.reserved), reserved.1.max(other.reserved));
         allocated = (allocated.0.min(other.allocated), allocated.1.max(other.allocated));
     }
-    let wider = |(low, high): (u64, u64)| match sure {
-        Sure::Certain => (low, high),
-        Sure::Range => scaled((low, high), RANGE),
-        Sure::Guess => scaled((low, high), ASSUMED),
-    };
+    let wider = |range: (u64, u64)| scaled(range, margin(sure));
     let simulated = best.simulated(question, answer);
     Ok(Answered {
         policy: named(&simulated.question),
+        fits: simulated.fits(),
         json: simulated.json(),
         peaks,
         reserved: wider(reserved),
         allocated: wider(allocated),
         remarks: simulated.remarks(),
     })
+}
+
+/// By which part a figure may be off.
+pub(super) fn margin(sure: Sure) -> f64 {
+    match sure {
+        Sure::Certain => 0.0,
+        Sure::Range => RANGE,
+        Sure::Guess => ASSUMED,
+    }
 }
 
 fn scaled((low, high): (u64, u64), by: f64) -> (u64, u64) {

@@ -12,6 +12,7 @@ pub mod edits;
 mod largest;
 pub mod leaks;
 pub mod moment;
+pub mod plans;
 pub mod postmortem;
 pub mod predict;
 pub mod predict_ranks;

@@ -9,22 +9,34 @@ use rustc_hash::{FxHashMap, FxHashSet};
 ///
 /// # Errors
 /// No layer repeats.
-pub(super) fn checkpoint(program: &mut Program<'_>, chosen: Chosen, changes: &mut Changes) -> Result<(), Unfit> {
+pub(super) fn checkpoint(
+    program: &mut Program<'_>,
+    chosen: Chosen,
+    changes: &mut Changes,
+) -> Result<(), Unfit> {
     let mut removed: FxHashSet<usize> = FxHashSet::default();
     let mut added: Vec<Tensor> = vec![];
     let (mut numbers, mut dropped) = (vec![], 0u64);
     let (mut again, mut forward) = (0, 0);
     let mut names: Vec<String> = vec![];
-    for step in program.steps.clone() {
+    let n_steps = program.steps.len();
+    for (number, step) in program.steps.clone().into_iter().enumerate() {
+        let is_warm = number > 0;
         if step.passes.len() > 1 {
-            return Err(Unfit("the recorded run accumulates gradients: record one that does not, and add --accumulate".into()));
+            return Err(Unfit(
+                "the recorded run accumulates gradients: record one that does not, and add --accumulate"
+                    .into(),
+            ));
         }
         let stretches = layers::of(program, &step);
         let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
         numbers.push(n);
         let mut first = 0;
         let own = &program.tensors[program.born_within(step.begin, step.passes[0].0 + 1)];
-        forward += own.last().map_or(0, |it| it.time).saturating_sub(own.first().map_or(0, |it| it.time));
+        // The first step waits for what is loaded once.
+        if is_warm || program.steps.len() == 1 {
+            forward += own.last().map_or(0, |it| it.time).saturating_sub(own.first().map_or(0, |it| it.time));
+        }
         for stretch in &stretches {
             let mut pass = Layers::of(program, &step, stretch);
             for number in 0..stretch.layers.len() {
@@ -34,7 +46,7 @@ pub(super) fn checkpoint(program: &mut Program<'_>, chosen: Chosen, changes: &mu
                     Chosen::Layers(from, to) => (from..=to).contains(&(first + number)),
                 };
                 if is_chosen {
-                    again += pass.time(number);
+                    again += if is_warm || n_steps == 1 { pass.time(number) } else { 0 };
                     pass.recompute(number, &mut removed, &mut added, &mut dropped);
                 }
             }
@@ -46,7 +58,9 @@ pub(super) fn checkpoint(program: &mut Program<'_>, chosen: Chosen, changes: &mu
     }
     let most = numbers.iter().copied().max().unwrap_or(0);
     if most == 0 {
-        return Err(Unfit("no layers are found that repeat in the forward pass: nothing is known to be checkpointed".into()));
+        return Err(Unfit(
+            "no layers are found that repeat in the forward pass: nothing is known to be checkpointed".into(),
+        ));
     }
     if let Chosen::Layers(_, to) = chosen
         && to >= most
@@ -56,7 +70,10 @@ pub(super) fn checkpoint(program: &mut Program<'_>, chosen: Chosen, changes: &mu
     let sure = if numbers.iter().all(|n| *n == most) { Sure::Range } else { Sure::Guess };
     changes.note(
         sure,
-        format!("{most} layers repeat in {}: each keeps its inputs and is computed again in the backward pass", names.join(", ")),
+        format!(
+            "{most} layers repeat in {}: each keeps its inputs and is computed again in the backward pass",
+            names.join(", ")
+        ),
     );
     if sure == Sure::Guess {
         let least = numbers.iter().min().copied().unwrap_or(0);
@@ -94,7 +111,9 @@ impl<'p, 'a> Layers<'p, 'a> {
     fn time(&self, number: usize) -> u64 {
         let tensors = &self.program.tensors;
         let first = self.layers[number].first().map_or(0, |index| tensors[*index].time);
-        let last = self.layers[number].last().map_or(0, |index| tensors[index + 1..].first().map_or(0, |it| it.time));
+        let last = self.layers[number]
+            .last()
+            .map_or(0, |index| tensors[index + 1..].first().map_or(0, |it| it.time));
         last.saturating_sub(first)
     }
 
@@ -110,9 +129,12 @@ impl<'p, 'a> Layers<'p, 'a> {
         let (begin, done) = self.backward[number];
         let layer = &self.layers[number];
         let is_saved = |tensor: &Tensor| tensor.freed > begin && tensor.freed <= self.step.update;
-        let earlier = self.program.born_within(self.step.begin, layer.first().map_or(0, |index| self.program.tensors[*index].born));
+        let earlier = self
+            .program
+            .born_within(self.step.begin, layer.first().map_or(0, |index| self.program.tensors[*index].born));
         let tensors = &mut self.program.tensors;
-        let Some(last) = layer.iter().filter(|index| is_saved(&tensors[**index])).map(|index| tensors[*index].born).max()
+        let Some(last) =
+            layer.iter().filter(|index| is_saved(&tensors[**index])).map(|index| tensors[*index].born).max()
         else {
             return;
         };

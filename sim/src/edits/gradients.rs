@@ -97,7 +97,8 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
         let donor = if number == 0 && steps.len() > 1 { &steps[1] } else { step };
         let length = donor.passes[0].1 + 1;
         let gradients: FxHashSet<usize> = donor.gradients.iter().copied().collect();
-        let next = steps.get(steps.partition_point(|it| it.begin <= donor.begin)).map_or(NEVER, |it| it.begin);
+        let next =
+            steps.get(steps.partition_point(|it| it.begin <= donor.begin)).map_or(NEVER, |it| it.begin);
         let own: Vec<usize> = program.born_within(donor.begin, length + 1).collect();
         // Moments of the donor in order, so that each copy is a stretch of consecutive moments before the update.
         let mut moments: Vec<u64> = vec![];
@@ -149,7 +150,8 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
         for index in program.born_within(step.begin, step.passes[0].1 + 1) {
             let tensor = &mut program.tensors[index];
             if !gradients.contains(&index) && tensor.freed != NEVER && tensor.freed > step.update {
-                let into = if tensor.freed > next { donor.begin + (tensor.freed - next) } else { donor.begin };
+                let into =
+                    if tensor.freed > next { donor.begin + (tensor.freed - next) } else { donor.begin };
                 tensor.free_at(at(0, into));
             }
         }
@@ -164,7 +166,10 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
 ///
 /// # Errors
 /// The order of the parameters is not known.
-pub(super) fn freeze(program: &mut Program<'_>, is_frozen: &dyn Fn(usize, usize) -> bool) -> Result<usize, Unfit> {
+pub(super) fn freeze(
+    program: &mut Program<'_>,
+    is_frozen: &dyn Fn(usize, usize) -> bool,
+) -> Result<usize, Unfit> {
     if !program.knows_order {
         return Err(Unfit(
             "the order of the parameters is not known: the program does not clear its gradients one after the other".into(),
@@ -174,8 +179,7 @@ pub(super) fn freeze(program: &mut Program<'_>, is_frozen: &dyn Fn(usize, usize)
     let (steps, mut n_frozen) = (program.steps.clone(), 0);
     for (number, step) in steps.iter().enumerate() {
         let n = step.gradients.len();
-        let (frozen, trained): (Vec<usize>, Vec<usize>) =
-            (0..n).partition(|number| is_frozen(*number, n));
+        let (frozen, trained): (Vec<usize>, Vec<usize>) = (0..n).partition(|number| is_frozen(*number, n));
         n_frozen = n_frozen.max(frozen.len());
         let frozen: FxHashSet<usize> = frozen.into_iter().map(|number| step.gradients[number]).collect();
         let trained: Vec<usize> = trained.into_iter().map(|number| step.gradients[number]).collect();
@@ -201,7 +205,12 @@ pub(super) fn without_gradients(
 ) -> FxHashSet<usize> {
     let (start, end) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
     let tensors = &program.tensors;
-    let of_pass = || program.born_within(start, end + 1).map(|index| (index, &tensors[index])).filter(|(_, it)| it.node > 0);
+    let of_pass = || {
+        program
+            .born_within(start, end + 1)
+            .map(|index| (index, &tensors[index]))
+            .filter(|(_, it)| it.node > 0)
+    };
     let mut removed: FxHashSet<usize> = frozen.clone();
     // Of nodes with a removed gradient: when the last of them was asked for, and whether another gradient is left.
     let mut nodes: FxHashMap<u32, (u64, bool)> = FxHashMap::default();
@@ -254,7 +263,8 @@ fn is_soon(later: u64, earlier: u64) -> bool {
 fn release_unsaved(program: &mut Program<'_>, step: &super::program::Step, last: u32) {
     let end_of_pass = step.passes[step.passes.len() - 1].1;
     let of_pass = program.born_within(step.passes[0].0, end_of_pass + 1);
-    let over = program.tensors[of_pass].iter().filter(|it| it.node == last).map(|it| it.born).max().unwrap_or(0);
+    let over =
+        program.tensors[of_pass].iter().filter(|it| it.node == last).map(|it| it.born).max().unwrap_or(0);
     let of_forward = program.born_within(step.begin, step.passes[0].0);
     let own = &mut program.tensors[of_forward];
     let births: Vec<u64> = own.iter().filter(|it| it.phase == Phase::Forward).map(|it| it.born).collect();

@@ -41,13 +41,18 @@ pub(super) fn of(program: &Program<'_>, step: &Step) -> Vec<Stretch> {
     let mut free: Vec<Range<usize>> = vec![0..forward.len()];
     let mut found: Vec<(Range<usize>, Vec<Range<usize>>)> = vec![];
     while found.len() < MOST_STRETCHES {
-        let best = free.iter().cloned().filter_map(|range| longest(&stacks, range)).max_by_key(|run| run.length);
+        let best =
+            free.iter().cloned().filter_map(|range| longest(&stacks, range)).max_by_key(|run| run.length);
         let Some(run) = best else { break };
         let within = free.iter().find(|range| range.contains(&run.start)).cloned().unwrap_or(0..0);
         let layers = layers_of(program.stacks(), &stacks, &run, &within);
         let whole = layers[0].start..layers[layers.len() - 1].end;
         free.retain(|range| *range != within);
-        free.extend([within.start..whole.start, whole.end..within.end].into_iter().filter(|it| it.len() >= 2 * SHORTEST));
+        free.extend(
+            [within.start..whole.start, whole.end..within.end]
+                .into_iter()
+                .filter(|it| it.len() >= 2 * SHORTEST),
+        );
         found.push((whole, layers));
     }
     found.sort_by_key(|(whole, _)| whole.start);
@@ -124,9 +129,7 @@ fn longest(stacks: &[StackId], within: Range<usize>) -> Option<Run> {
             }
             let same = at - since;
             let length = same + period;
-            let is_better = best
-                .as_ref()
-                .is_none_or(|best| (length, best.period) > (best.length, period));
+            let is_better = best.as_ref().is_none_or(|best| (length, best.period) > (best.length, period));
             // Whole layers, twice at least.
             if same >= period && is_better {
                 best = Some(Run { start: within.start + since, period, length });
@@ -146,7 +149,8 @@ fn outer(stacks: &Stacks, stack: StackId) -> impl DoubleEndedIterator<Item = u32
 fn common_frames(stacks: &Stacks, of: &[StackId]) -> Vec<u32> {
     let mut common: Vec<u32> = of.first().map(|stack| outer(stacks, *stack).collect()).unwrap_or_default();
     for stack in of {
-        let same = common.iter().zip(outer(stacks, *stack)).take_while(|(one, other)| **one == *other).count();
+        let same =
+            common.iter().zip(outer(stacks, *stack)).take_while(|(one, other)| **one == *other).count();
         common.truncate(same);
     }
     common
@@ -155,7 +159,8 @@ fn common_frames(stacks: &Stacks, of: &[StackId]) -> Vec<u32> {
 /// The layers of a run, wherever they begin.
 fn layers_of(stacks: &Stacks, of: &[StackId], run: &Run, within: &Range<usize>) -> Vec<Range<usize>> {
     let repeats = run.length / run.period;
-    let by_period = || (0..repeats).map(|n| run.start + n * run.period..run.start + (n + 1) * run.period).collect();
+    let by_period =
+        || (0..repeats).map(|n| run.start + n * run.period..run.start + (n + 1) * run.period).collect();
     let window = &of[run.start..run.start + run.period];
     let common = common_frames(stacks, window);
     // The frame just inside of what all have in common.
@@ -163,7 +168,8 @@ fn layers_of(stacks: &Stacks, of: &[StackId], run: &Run, within: &Range<usize>) 
     let starts_so = |stack: StackId| outer(stacks, stack).take(common.len()).eq(common.iter().copied());
     let known: FxHashSet<u32> = window.iter().filter_map(|stack| inside(*stack)).collect();
     let is_one = |at: usize| starts_so(of[at]) && inside(of[at]).is_some_and(|frame| known.contains(&frame));
-    let mut functions = known.iter().filter_map(|frame| stacks.frames.get(*frame as usize)).map(|it| (&it.name, &it.file));
+    let mut functions =
+        known.iter().filter_map(|frame| stacks.frames.get(*frame as usize)).map(|it| (&it.name, &it.file));
     let first = functions.next();
     if first.is_none() || !functions.all(|other| Some(other) == first) {
         return by_period();
@@ -194,8 +200,11 @@ fn name_of(stacks: &Stacks, of: &[StackId]) -> String {
     let frames = common.iter().rev().filter_map(|frame| stacks.frames.get(*frame as usize));
     let is_plumbing = |file: &str| file.ends_with("/torch/nn/modules/module.py");
     let frame = frames.into_iter().find(|frame| !is_plumbing(&frame.file));
-    frame.map_or_else(|| "the model".to_owned(), |frame| {
-        let file = frame.file.rsplit('/').next().unwrap_or_default();
-        format!("{} ({file}:{})", frame.name, frame.line)
-    })
+    frame.map_or_else(
+        || "the model".to_owned(),
+        |frame| {
+            let file = frame.file.rsplit('/').next().unwrap_or_default();
+            format!("{} ({file}:{})", frame.name, frame.line)
+        },
+    )
 }

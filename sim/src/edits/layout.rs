@@ -58,7 +58,9 @@ pub(super) fn spread(
         Layout::Fsdp(n) => {
             let (optimizer, way) = optimizer.ok_or_else(unknown_optimizer)?;
             let n_layers = shard(program, n)?;
-            install(program, optimizer, way, &|sizes| sizes.into_iter().map(|bytes| part(bytes, n)).collect());
+            install(program, optimizer, way, &|sizes| {
+                sizes.into_iter().map(|bytes| part(bytes, n)).collect()
+            });
             note_optimizer(optimizer, changes);
             changes.note(
                 Sure::Range,
@@ -85,7 +87,8 @@ fn replicate(program: &mut Program<'_>) {
         .filter(|it| it.purpose == Purpose::Parameter && it.born < begin)
         .map(|it| it.bytes)
         .collect();
-    let temporary = |bytes, born, freed| Program::tensor(bytes, Purpose::Temporary, Phase::Outside, born, freed);
+    let temporary =
+        |bytes, born, freed| Program::tensor(bytes, Purpose::Temporary, Phase::Outside, born, freed);
     let mut in_flight: Vec<usize> = vec![];
     for bytes in buckets(&parameters, BROADCAST, BROADCAST) {
         added.push(temporary(bytes, tick(), NEVER));
@@ -150,7 +153,10 @@ struct Group {
 fn shard(program: &mut Program<'_>, n: u64) -> Result<usize, Unfit> {
     let steps = program.steps.clone();
     let Some(first) = steps.iter().find(|step| !step.spans.is_empty()) else {
-        return Err(Unfit("no layers are found that repeat in the forward pass: what to shard one by one is not known".into()));
+        return Err(Unfit(
+            "no layers are found that repeat in the forward pass: what to shard one by one is not known"
+                .into(),
+        ));
     };
     if !program.knows_order {
         return Err(Unfit("the order of the parameters is not known: the program does not clear its gradients one after the other".into()));
@@ -164,7 +170,8 @@ fn shard(program: &mut Program<'_>, n: u64) -> Result<usize, Unfit> {
     let mut root = Group { members: vec![] };
     for (member, index) in first.gradients.iter().enumerate() {
         let tensor = &program.tensors[*index];
-        let is_made_in = |span: &super::program::Span| span.backward.0 < tensor.born && tensor.born <= span.backward.1;
+        let is_made_in =
+            |span: &super::program::Span| span.backward.0 < tensor.born && tensor.born <= span.backward.1;
         match first.spans.iter().position(is_made_in) {
             Some(layer) => layers[layer].members.push(member),
             None => root.members.push(member),
@@ -294,7 +301,10 @@ impl Sharding {
             parameters.into_iter().for_each(|index| self.free(index, &mut at));
             self.reduce(program, step, &layers[number], &mut scattered, &mut at);
         }
-        let over = program.tensors[program.born_within(step.passes[0].0, step.update)].iter().map(|it| it.born).max();
+        let over = program.tensors[program.born_within(step.passes[0].0, step.update)]
+            .iter()
+            .map(|it| it.born)
+            .max();
         let mut at = over.unwrap_or(step.update - (1 << 24)) + (1 << 20);
         root_parameters.into_iter().for_each(|index| self.free(index, &mut at));
         self.reduce(program, step, root, &mut scattered, &mut at);

@@ -159,14 +159,20 @@ impl Edits {
         let mut program = recorded.clone();
         let mut changes = Changes::default();
         if recorded.has_failed() {
-            changes.note(Sure::Guess, "the recorded run ran out of memory: what it would have asked for later is not known");
+            changes.note(
+                Sure::Guess,
+                "the recorded run ran out of memory: what it would have asked for later is not known",
+            );
         }
         if recorded.has_private_pools() {
             changes.note(Sure::Guess, "the program has memory pools of its own, as CUDA graphs have: edits inside of them are assumed to be possible");
         }
         let moves_tensors = self.checkpoint.is_some() || self.offload.is_some() || self.precision.is_some();
         if recorded.is_generated() && (moves_tensors || self.lora.is_some() || self.freeze.is_some()) {
-            changes.note(Sure::Guess, "compiled code asks for memory: for another program, other code is generated");
+            changes.note(
+                Sure::Guess,
+                "compiled code asks for memory: for another program, other code is generated",
+            );
         }
         let updates_again = self.updates_again();
         if matches!(self.layout, Some(Layout::Fsdp(_))) {
@@ -180,7 +186,8 @@ impl Edits {
             precision::adapt(&mut program, rank, end, &mut changes)?;
         }
         if let Some(share) = self.freeze {
-            let n = gradients::freeze(&mut program, &|number, n| (number as f64) < (share * n as f64).floor())?;
+            let n =
+                gradients::freeze(&mut program, &|number, n| (number as f64) < (share * n as f64).floor())?;
             changes.note(
                 Sure::Range,
                 format!("{n} parameters are frozen: no gradient, no state, and the backward pass ends at the first that is trained"),
@@ -231,15 +238,23 @@ impl Edits {
         let optimizer = self.optimizer.or(recorded.optimizer.optimizer);
         let is_of_adam = matches!(optimizer, Some(Optimizer::Adam | Optimizer::AdamW));
         if self.way.is_some() && !is_of_adam {
-            return Err(Unfit("--adam is about Adam and AdamW, and the optimizer is neither: name one with --optimizer".into()));
+            return Err(Unfit(
+                "--adam is about Adam and AdamW, and the optimizer is neither: name one with --optimizer"
+                    .into(),
+            ));
         }
-        let way = self.way.or(recorded.optimizer.way.filter(|_| recorded.optimizer.optimizer == optimizer || is_of_adam));
+        let way = self
+            .way
+            .or(recorded.optimizer.way.filter(|_| recorded.optimizer.optimizer == optimizer || is_of_adam));
         Ok(optimizer.map(|optimizer| (optimizer, way.unwrap_or(Way::Foreach))))
     }
 }
 
 fn unknown_optimizer() -> Unfit {
-    Unfit("the recorded optimizer is not one of torch.optim that is known here: name one with --optimizer".into())
+    Unfit(
+        "the recorded optimizer is not one of torch.optim that is known here: name one with --optimizer"
+            .into(),
+    )
 }
 
 fn note_optimizer(optimizer: Optimizer, changes: &mut Changes) {
@@ -268,7 +283,8 @@ fn compared(before: &Program<'_>, after: &Program<'_>) -> Vec<(&'static str, u64
     names.sort_unstable();
     names.dedup();
     let of = |held: &FxHashMap<&'static str, u64>, name| held.get(name).copied().unwrap_or(0);
-    let mut rows: Vec<_> = names.into_iter().map(|name| (name, of(&before, name), of(&after, name))).collect();
+    let mut rows: Vec<_> =
+        names.into_iter().map(|name| (name, of(&before, name), of(&after, name))).collect();
     rows.sort_by_key(|(name, before, after)| (std::cmp::Reverse((*before).max(*after)), *name));
     rows
 }

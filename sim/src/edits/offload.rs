@@ -11,11 +11,17 @@ use super::{Changes, End, Sure, Unfit};
 pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Changes) -> Result<(), Unfit> {
     let mut added: Vec<Tensor> = vec![];
     let mut moved = 0u64;
-    let weight = program.steps.iter().flat_map(|step| &step.gradients).map(|index| program.tensors[*index].bytes).max();
+    let weight = program
+        .steps
+        .iter()
+        .flat_map(|step| &step.gradients)
+        .map(|index| program.tensors[*index].bytes)
+        .max();
     for step in program.steps.clone() {
         let start = step.passes[0].0;
         let last = step.passes[step.passes.len() - 1].1;
-        let births: Vec<u64> = program.tensors[program.born_within(step.begin, start)].iter().map(|it| it.born).collect();
+        let births: Vec<u64> =
+            program.tensors[program.born_within(step.begin, start)].iter().map(|it| it.born).collect();
         // First requests of the operations of the backward pass.
         let mut nodes: Vec<u64> = vec![];
         let mut node = 0;
@@ -53,7 +59,9 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
         moved = moved.max(sum);
     }
     if moved == 0 {
-        return Err(Unfit("nothing is kept from the forward to the backward pass: there is nothing to offload".into()));
+        return Err(Unfit(
+            "nothing is kept from the forward to the backward pass: there is nothing to offload".into(),
+        ));
     }
     added.retain(|tensor| tensor.bytes > 0);
     program.tensors.append(&mut added);

@@ -49,14 +49,14 @@ pub(super) struct Recorded {
 impl Recorded {
     /// By the files of `torch.optim` and its functions, and by the size of the state.
     pub(super) fn of(program: &Program<'_>, stream: &OpStream) -> Recorded {
-        let of_update: Vec<&Tensor> =
-            program.tensors.iter().filter(|it| it.phase == Phase::Update).collect();
+        let of_update: Vec<&Tensor> = program.tensors.iter().filter(|it| it.phase == Phase::Update).collect();
         if of_update.is_empty() {
             return Recorded { optimizer: Some(Optimizer::Sgd), way: None };
         }
         let has = |word: &str| {
             let is_such = stream.stacks.having(|frame| {
-                frame.file.contains("/torch/optim/") && (frame.file.ends_with(word) || frame.name.contains(word))
+                frame.file.contains("/torch/optim/")
+                    && (frame.file.ends_with(word) || frame.name.contains(word))
             });
             of_update.iter().any(|it| is_such.get(it.stack.0 as usize) == Some(&true))
         };
@@ -206,7 +206,10 @@ fn common_vector(program: &Program<'_>) -> u64 {
     for index in program.steps.first().into_iter().flat_map(|step| &step.gradients) {
         *n.entry(program.tensors[*index].bytes).or_insert(0) += 1;
     }
-    n.into_iter().max_by_key(|(bytes, n)| (*n, std::cmp::Reverse(*bytes))).map_or(4, |(bytes, _)| bytes).max(4)
+    n.into_iter()
+        .max_by_key(|(bytes, n)| (*n, std::cmp::Reverse(*bytes)))
+        .map_or(4, |(bytes, _)| bytes)
+        .max(4)
 }
 
 /// Bytes of a row and a column of a matrix, or none for a vector. Shapes are not recorded: one side is taken to be as long as the vectors of

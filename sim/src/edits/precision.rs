@@ -42,7 +42,9 @@ pub(super) fn cast(
         return Err(Unfit("a trace does not say which tensors are in 16 bits, so that it cannot be known what they would be in 32".into()));
     }
     if !nodes.has_names {
-        return Err(Unfit("the trace has no names of autograd's nodes: what runs in 16 bits is not known".into()));
+        return Err(Unfit(
+            "the trace has no names of autograd's nodes: what runs in 16 bits is not known".into(),
+        ));
     }
     if nodes.has_casts {
         return Err(Unfit("the recorded run casts between formats already: record one in 32 bits".into()));
@@ -51,12 +53,15 @@ pub(super) fn cast(
     for step in program.steps.clone() {
         match precision {
             Precision::Bf16 => casting.all(program, &step),
-            Precision::AutocastBf16 | Precision::AutocastFp16 | Precision::Fp32 => casting.autocast(program, &step),
+            Precision::AutocastBf16 | Precision::AutocastFp16 | Precision::Fp32 => {
+                casting.autocast(program, &step)
+            }
         }
     }
     if precision == Precision::Bf16 {
         for tensor in &mut program.tensors {
-            let is_of_model = matches!(tensor.purpose, Purpose::Parameter | Purpose::Gradient | Purpose::State);
+            let is_of_model =
+                matches!(tensor.purpose, Purpose::Parameter | Purpose::Gradient | Purpose::State);
             if is_of_model && tensor.bytes > 8 {
                 tensor.bytes = tensor.bytes.div_ceil(2);
             }
@@ -66,7 +71,10 @@ pub(super) fn cast(
     program.settle();
     changes.note(Sure::Range, "the recorded run is assumed to be in 32 bits; which format an operation uses follows from its autograd node, other kernels may need other workspaces");
     if precision == Precision::Bf16 {
-        changes.note(Sure::Range, "the loss is assumed to be computed in 32 bits, as most libraries do; at least: in 16");
+        changes.note(
+            Sure::Range,
+            "the loss is assumed to be computed in 32 bits, as most libraries do; at least: in 16",
+        );
     }
     Ok(())
 }
@@ -112,7 +120,11 @@ impl Casting {
         let recorded: Vec<Tensor> = program.tensors[own.clone()].to_vec();
         for index in own.clone() {
             let it = recorded[index - own.start];
-            if it.phase != Phase::Forward || it.freed == NEVER || it.bytes < SMALL || Casting::is_mask(&program.tensors, index, &own) {
+            if it.phase != Phase::Forward
+                || it.freed == NEVER
+                || it.bytes < SMALL
+                || Casting::is_mask(&program.tensors, index, &own)
+            {
                 continue;
             }
             let class = self.nodes.class(it.stack);
@@ -192,7 +204,8 @@ impl Casting {
                 continue;
             }
             // Sums are made in 32 bits, whatever they are of.
-            let is_staging = ends.get(&it.node).is_some_and(|(since, last)| it.born > *since && it.freed < *last);
+            let is_staging =
+                ends.get(&it.node).is_some_and(|(since, last)| it.born > *since && it.freed < *last);
             if is_half && !is_staging {
                 program.tensors[index].bytes = it.bytes.div_ceil(2);
             }
@@ -208,8 +221,12 @@ impl Casting {
         let mut is_in_loss = false;
         for index in forward.clone() {
             let it = recorded[index - forward.start];
-            let is_float = it.phase == Phase::Forward && it.freed != NEVER && it.purpose != Purpose::Parameter;
-            if !is_float || it.bytes < SMALL || Casting::is_mask(&recorded, index - forward.start, &(0..recorded.len())) {
+            let is_float =
+                it.phase == Phase::Forward && it.freed != NEVER && it.purpose != Purpose::Parameter;
+            if !is_float
+                || it.bytes < SMALL
+                || Casting::is_mask(&recorded, index - forward.start, &(0..recorded.len()))
+            {
                 continue;
             }
             if self.nodes.is_loss(it.stack) && !is_loss_in_half {
@@ -241,7 +258,8 @@ impl Casting {
                 let own = program.born_within(last.born, last.born + 1);
                 program.tensors[own].iter_mut().for_each(|tensor| tensor.free_at(it.born - 1));
             }
-            let is_staging = ends.get(&it.node).is_some_and(|(since, last)| it.born > *since && it.freed < *last);
+            let is_staging =
+                ends.get(&it.node).is_some_and(|(since, last)| it.born > *since && it.freed < *last);
             if !is_staging {
                 program.tensors[index].bytes = it.bytes.div_ceil(2);
             }
@@ -269,10 +287,18 @@ fn node_ends(program: &Program<'_>, own: std::ops::Range<usize>) -> FxHashMap<u3
 ///
 /// # Errors
 /// The run shows no matrix products with parameters.
-pub(super) fn adapt(program: &mut Program<'_>, rank: u64, end: End, changes: &mut Changes) -> Result<(), Unfit> {
+pub(super) fn adapt(
+    program: &mut Program<'_>,
+    rank: u64,
+    end: End,
+    changes: &mut Changes,
+) -> Result<(), Unfit> {
     let nodes = Nodes::of(program);
     if !nodes.has_names {
-        return Err(Unfit("the trace has no names of autograd's nodes: which operations are matrix products is not known".into()));
+        return Err(Unfit(
+            "the trace has no names of autograd's nodes: which operations are matrix products is not known"
+                .into(),
+        ));
     }
     let mut removed: FxHashSet<usize> = FxHashSet::default();
     let mut n_adapted = 0;
@@ -304,23 +330,49 @@ pub(super) fn adapt(program: &mut Program<'_>, rank: u64, end: End, changes: &mu
             added.push(Program::tensor(output.bytes, Purpose::Temporary, Phase::Forward, scaled, at + 5));
             // The backward pass scales the gradient and multiplies it with both.
             let (begin, last) = product.node;
-            added.push(Program::tensor(output.bytes, Purpose::Temporary, Phase::Backward, begin - 2, last + 2));
+            added.push(Program::tensor(
+                output.bytes,
+                Purpose::Temporary,
+                Phase::Backward,
+                begin - 2,
+                last + 2,
+            ));
             let whole = end.of(0.0, 1.0, 1.0) > 0.0;
             if whole {
-                added.push(Program::tensor(input_bytes(program, product), Purpose::Temporary, Phase::Backward, last + 1, last + 5));
+                added.push(Program::tensor(
+                    input_bytes(program, product),
+                    Purpose::Temporary,
+                    Phase::Backward,
+                    last + 1,
+                    last + 5,
+                ));
             }
             for (offset, bytes) in (3..).zip(sides) {
                 if number == 0 {
-                    added.push(Program::tensor(bytes, Purpose::Parameter, Phase::Model, first - 100_000 + added.len() as u64, NEVER));
+                    added.push(Program::tensor(
+                        bytes,
+                        Purpose::Parameter,
+                        Phase::Model,
+                        first - 100_000 + added.len() as u64,
+                        NEVER,
+                    ));
                 }
                 own.push(added.len());
-                added.push(Program::tensor(bytes, Purpose::Gradient, Phase::Backward, last + offset, step.end + 1 + own.len() as u64));
+                added.push(Program::tensor(
+                    bytes,
+                    Purpose::Gradient,
+                    Phase::Backward,
+                    last + offset,
+                    step.end + 1 + own.len() as u64,
+                ));
             }
         }
         new_gradients.push(own);
     }
     if n_adapted == 0 {
-        return Err(Unfit("no matrix products with trained parameters are found: there is nothing to adapt".into()));
+        return Err(Unfit(
+            "no matrix products with trained parameters are found: there is nothing to adapt".into(),
+        ));
     }
     let n = program.tensors.len();
     program.tensors.append(&mut added);

@@ -6,8 +6,8 @@ use rustc_hash::FxHashMap;
 
 use super::Unfit;
 use super::optimizer::Recorded;
-use crate::predict::is_generated;
 use crate::ops::{AllocId, Allocation, History, Op, OpStream, PoolIdx, StackId, StreamIdx};
+use crate::predict::is_generated;
 
 /// A moment that never comes: the tensor is held to the end.
 pub(super) const NEVER: u64 = u64::MAX;
@@ -160,7 +160,10 @@ impl<'a> Program<'a> {
         match &stream.history {
             History::Broken(why) => return Err(Unfit(why.clone())),
             History::StartsLate => {
-                return Err(Unfit("the recording began when memory was already in use: record the program from its start".into()));
+                return Err(Unfit(
+                    "the recording began when memory was already in use: record the program from its start"
+                        .into(),
+                ));
             }
             History::Complete => {}
         }
@@ -169,7 +172,8 @@ impl<'a> Program<'a> {
         }
         if understood.passes.is_empty() {
             return Err(Unfit(
-                "it has no backward pass: only training runs of PyTorch with call stacks can be edited".into(),
+                "it has no backward pass: only training runs of PyTorch with call stacks can be edited"
+                    .into(),
             ));
         }
         let mut program = Program {
@@ -183,9 +187,11 @@ impl<'a> Program<'a> {
             n_new_streams: 0,
             lost_requests: stream.ooms.len(),
         };
-        let marks = stream.ops.iter().enumerate().filter(|(_, op)| {
-            matches!(op, Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..))
-        });
+        let marks = stream
+            .ops
+            .iter()
+            .enumerate()
+            .filter(|(_, op)| matches!(op, Op::Trim | Op::ReleasePool(_) | Op::ChangePool(..)));
         program.marks = marks.map(|(index, op)| (moment(index), *op)).collect();
         let changes = stream.others.iter().flat_map(|others| &others.changes);
         program.others = changes.map(|change| moment(change.before_op as usize) - 1).collect();
@@ -223,7 +229,11 @@ impl<'a> Program<'a> {
             let own = self.born_within(step.begin, step.update);
             self.tensors[own].iter().map(|tensor| tensor.bytes)
         };
-        self.steps.iter().skip(1).zip(self.steps.iter().skip(2)).all(|(one, other)| sizes(one).eq(sizes(other)))
+        self.steps
+            .iter()
+            .skip(1)
+            .zip(self.steps.iter().skip(2))
+            .all(|(one, other)| sizes(one).eq(sizes(other)))
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -299,7 +309,8 @@ impl<'a> Program<'a> {
             .map(|it| it.freed)
             .collect();
         cleared.sort_unstable();
-        let first_after = |list: &[u64], after: u64| list.get(list.partition_point(|at| *at <= after)).copied();
+        let first_after =
+            |list: &[u64], after: u64| list.get(list.partition_point(|at| *at <= after)).copied();
         let is_between = |list: &[u64], from: u64, to: u64| first_after(list, from).is_some_and(|at| at < to);
         let is_seen = |from: u64, to: u64| is_between(&updates, from, to) || is_between(&cleared, from, to);
         let shows_updates = passes.windows(2).any(|two| is_seen(two[0].1, two[1].0));
@@ -316,7 +327,8 @@ impl<'a> Program<'a> {
         forward.sort_unstable();
         let mut events: Vec<u64> = self.tensors.iter().flat_map(|it| [it.born, it.freed]).collect();
         events.sort_unstable();
-        let mut from = self.tensors.iter().filter(|it| it.phase == Phase::Model).map(|it| it.born).max().unwrap_or(0);
+        let mut from =
+            self.tensors.iter().filter(|it| it.phase == Phase::Model).map(|it| it.born).max().unwrap_or(0);
         for (index, passes) in groups.clone().into_iter().enumerate() {
             let last = passes[passes.len() - 1].1;
             let next_pass = groups.get(index + 1).map_or(NEVER, |next| next[0].0);
@@ -326,14 +338,17 @@ impl<'a> Program<'a> {
                 list[begin..].iter().copied().take_while(|at| *at < next_pass).collect()
             };
             let (own_updates, own_cleared) = (own(&updates), own(&cleared));
-            let update = own_updates.first().or(own_cleared.first()).copied();
-            let update = update.unwrap_or_else(|| next_forward.min(events[events.len() - 1]));
+            // Gradients may be cleared in the next forward pass or after it: the optimizer comes before that.
+            let cleared = own_cleared.first().copied().unwrap_or(NEVER).min(next_forward);
+            let update = own_updates.first().copied();
+            let update = update.unwrap_or_else(|| cleared.min(events[events.len() - 1]));
             let end = match own_updates.last() {
                 Some(last_born) => {
                     // What the optimizer made for a while is freed before it returns.
                     let own = &self.tensors[self.born_within(own_updates[0], *last_born + 1)];
                     let temporaries = own.iter().filter(|it| it.phase == Phase::Update);
-                    let freed = temporaries.map(|it| it.freed).filter(|at| *at < next_pass).max().unwrap_or(0);
+                    let freed =
+                        temporaries.map(|it| it.freed).filter(|at| *at < next_pass).max().unwrap_or(0);
                     let first_cleared = first_after(&own_cleared, *last_born).unwrap_or(NEVER);
                     (*last_born).max(freed.min(first_cleared - 1))
                 }
@@ -342,7 +357,14 @@ impl<'a> Program<'a> {
             // Freed with a step are the loss and what else its variables hold.
             let begin = first_after(&forward, from).unwrap_or(passes[0].0).min(passes[0].0);
             let gradients = self.gradients_of(&passes, end);
-            self.steps.push(Step { begin: begin - 1, passes, update: update - 1, end: end + 1, gradients, spans: vec![] });
+            self.steps.push(Step {
+                begin: begin - 1,
+                passes,
+                update: update - 1,
+                end: end + 1,
+                gradients,
+                spans: vec![],
+            });
             from = end;
         }
     }
@@ -476,7 +498,9 @@ impl<'a> Program<'a> {
     /// In which part of a step a moment is.
     pub(super) fn part_at(&self, at: u64) -> &'static str {
         let step = self.steps.partition_point(|step| step.begin <= at);
-        let Some(step) = step.checked_sub(1).map(|index| &self.steps[index]) else { return "the making of the model" };
+        let Some(step) = step.checked_sub(1).map(|index| &self.steps[index]) else {
+            return "the making of the model";
+        };
         match () {
             () if at < step.passes[0].0 => "the forward pass",
             () if at <= step.update => "the backward pass",

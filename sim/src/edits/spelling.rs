@@ -76,7 +76,9 @@ impl Layout {
     /// # Errors
     /// How to write it.
     pub fn parse(text: &str) -> Result<Layout, String> {
-        let wrong = || format!("`{text}` is not a layout; write ddp:2, zero1:2 or fsdp:2, with the number of processes");
+        let wrong = || {
+            format!("`{text}` is not a layout; write ddp:2, zero1:2 or fsdp:2, with the number of processes")
+        };
         let (name, n) = text.split_once(':').ok_or_else(wrong)?;
         let n = n.parse().ok().filter(|n| (2..=1 << 16).contains(n)).ok_or_else(wrong)?;
         match name {
@@ -100,7 +102,18 @@ impl Edits {
     /// Each edit as it would be given to `gputrace whatif`.
     #[must_use]
     pub fn spelled(&self) -> Vec<String> {
-        let Edits { optimizer, way, set_to_none, accumulate, freeze, lora, checkpoint, offload, precision, layout } = self;
+        let Edits {
+            optimizer,
+            way,
+            set_to_none,
+            accumulate,
+            freeze,
+            lora,
+            checkpoint,
+            offload,
+            precision,
+            layout,
+        } = self;
         [
             optimizer.map(|it| format!("--optimizer {}", name_of(OPTIMIZERS, &it))),
             way.map(|it| format!("--adam {}", name_of(WAYS, &it))),

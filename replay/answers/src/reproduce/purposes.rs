@@ -34,8 +34,7 @@ impl Lived {
         let mut lives = Lives::default();
         let story = Story::watched(source, &mut lives);
         let roles = roles(&lives, source.definitions(), &story.ledger.sites, &Categories::default());
-        let is_own =
-            |life: &Life| i64::from(life.device) == i64::from(stream.device) && !life.is_from_before;
+        let is_own = |life: &Life| i64::from(life.device) == i64::from(stream.device) && !life.is_from_before;
         let own: Vec<usize> = (0..lives.list.len()).filter(|index| is_own(&lives.list[*index])).collect();
         let asked = stream.ops.iter().filter_map(|op| if let Op::Alloc(id) = op { Some(*id) } else { None });
         let asked: Vec<AllocId> = asked.collect();

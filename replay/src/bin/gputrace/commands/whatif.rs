@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{anyhow, bail};
 use clap::{ArgMatches, Args};
 use gputrace_replay::answers::edits::{Asked, whatif};
+use gputrace_replay::answers::plans::plan;
 use gputrace_replay::import::Requests;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
@@ -30,6 +31,7 @@ Examples:
   gputrace whatif --checkpoint all train.gtr
   gputrace whatif --precision autocast-bf16 --checkpoint every:2 --limit 24GiB train.gtr
   gputrace whatif --layout fsdp:8 --adam fused train.gtr
+  gputrace whatif --plan --limit 24GiB train.gtr
   gputrace whatif --accumulate 4 --policy torch:expandable_segments:True train.gtr
 
 Edits combine. How sure: certain, PyTorch's code decides every size and moment; range, some are known within limits; guess, something is
@@ -79,6 +81,10 @@ pub(super) struct WhatifArgs {
     #[arg(long, value_name = "LAYOUT:N", value_parser = Layout::parse)]
     layout: Option<Layout>,
 
+    /// Tries edits that change no result, the cheapest first, until the program fits --limit; edits that are named are part of each
+    #[arg(long, requires = "limit", conflicts_with = "policy")]
+    plan: bool,
+
     /// Allocator to simulate, NAME or NAME:OPTIONS; may be given several times [default: torch as recorded]. `gputrace
     /// replay --policy help` lists them
     #[arg(long, value_name = "NAME[:OPTIONS]")]
@@ -123,8 +129,10 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         precision: args.precision,
         layout: args.layout,
     };
-    if edits == Edits::default() {
-        bail!("name an edit, such as --optimizer sgd or --checkpoint all; `gputrace whatif --help` lists them");
+    if edits == Edits::default() && !args.plan {
+        bail!(
+            "name an edit, such as --optimizer sgd or --checkpoint all; `gputrace whatif --help` lists them"
+        );
     }
     for policy in &args.policy {
         policies::by_name(policy.split(':').next().unwrap_or_default())
@@ -138,7 +146,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         let source = Source::open(path)?;
         let trace = source.requests().map_err(|error| anyhow!("{error}"))?;
         trace.notes.iter().for_each(|note| complain!("{shown}: {note}"));
-        let reply = whatif(&shown, &source, trace, &asked).map_err(|why| anyhow!("{shown}: {why}"))?;
+        let answer = if args.plan { plan } else { whatif };
+        let reply = answer(&shown, &source, trace, &asked).map_err(|why| anyhow!("{shown}: {why}"))?;
         json.push(reply.json);
         Ok(reply.part)
     });
@@ -159,7 +168,12 @@ mod tests {
     #[test]
     fn edits_are_refused_in_words_that_say_how_to_write_them() {
         assert_eq!(share("0.5"), Ok(0.5));
-        for wrong in [share("2").map(|_| ()), share("x").map(|_| ()), number("0").map(|_| ()), yes_or_no("1").map(|_| ())] {
+        for wrong in [
+            share("2").map(|_| ()),
+            share("x").map(|_| ()),
+            number("0").map(|_| ()),
+            yes_or_no("1").map(|_| ()),
+        ] {
             assert!(wrong.is_err());
         }
         assert_eq!(Chosen::parse("every:2"), Ok(Chosen::Every(2)));
