@@ -16,7 +16,10 @@ const ASKED: [(&str, &[&str]); 20] = [
     ("diff", &["empty-cache-loop.gtr"]),
     ("replay", &["--policy", "torch", "--policy", "bfc", "--limit", "1GiB", "--device-memory", "2GiB"]),
     ("reproduce", &["-F", "-o", concat!(env!("CARGO_TARGET_TMPDIR"), "/schemas.py")]),
-    ("whatif", &["--optimizer", "momentum", "--policy", "torch", "--policy", "torch:expandable_segments:True"]),
+    (
+        "whatif",
+        &["--optimizer", "momentum", "--policy", "torch", "--policy", "torch:expandable_segments:True"],
+    ),
     ("whatif", &["--plan", "--limit", "2GiB"]),
     ("who", &["0x7f5c40000200"]),
     ("tune", &["--limit", "300MiB"]),

@@ -132,6 +132,10 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
             "none of these fits: a smaller batch, lower precision or an optimizer with less state would change the results",
         ),
     };
+    section = section.line(
+        Mood::Note,
+        "contexts, code and libraries share the limit, as recorded (--other says otherwise); they are not part of what is needed",
+    );
     let json = json!({
         "schema": "gputrace.whatif/1",
         "trace": path,
@@ -201,9 +205,10 @@ fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>
     let found = on_all_cores(options.len(), |index| {
         let Candidate { edits, options, rank } = &options[index];
         // What cannot be known of this program is no plan for it; fused is of Adam alone.
+        let others = Edits { way: asked.edits.way, ..*edits };
         let known =
-            edited(&program, edits).or_else(|_| edited(&program, &Edits { way: asked.edits.way, ..*edits }));
-        let edited = known.ok()?;
+            [*edits, others].into_iter().find_map(|edits| Some((edits, edited(&program, &edits).ok()?)));
+        let (edits, edited) = known?;
         let changes = &edited[0].1;
         let sure = if doubt.is_some() { Sure::Guess } else { changes.sure() };
         let answer = answered(&bench, &edited, (torch::NAME, options), sure).ok()?;

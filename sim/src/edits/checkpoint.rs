@@ -50,6 +50,7 @@ pub(super) fn checkpoint(
                     pass.recompute(number, &mut removed, &mut added, &mut dropped);
                 }
             }
+            pass.finish();
             first += stretch.layers.len();
             if !names.contains(&stretch.name) {
                 names.push(stretch.name.clone());
@@ -99,12 +100,29 @@ struct Layers<'p, 'a> {
     layers: &'p [Vec<usize>],
     /// When the backward pass of each layer begins and ends.
     backward: Vec<(u64, u64)>,
+    /// The tensors of the forward pass as they were recorded, and the index of the first.
+    recorded: Vec<Tensor>,
+    first: usize,
+    /// Inputs, and until when they are held.
+    held: Vec<(usize, u64)>,
 }
 
 impl<'p, 'a> Layers<'p, 'a> {
     fn of(program: &'p mut Program<'a>, step: &'p Step, stretch: &'p Stretch) -> Layers<'p, 'a> {
         let backward = layers::backward_of(program, step, stretch);
-        Layers { program, step, layers: &stretch.layers, backward }
+        let forward = program.born_within(step.begin, step.passes[0].0);
+        let (first, recorded) = (forward.start, program.tensors[forward].to_vec());
+        Layers { program, step, layers: &stretch.layers, backward, recorded, first, held: vec![] }
+    }
+
+    /// Holds inputs on.
+    fn finish(self) {
+        for (index, until) in self.held {
+            let tensor = &mut self.program.tensors[index];
+            if tensor.freed < until {
+                tensor.free_at(until);
+            }
+        }
     }
 
     /// How long the layer's forward pass took, nanoseconds.
@@ -129,9 +147,6 @@ impl<'p, 'a> Layers<'p, 'a> {
         let (begin, done) = self.backward[number];
         let layer = &self.layers[number];
         let is_saved = |tensor: &Tensor| tensor.freed > begin && tensor.freed <= self.step.update;
-        let earlier = self
-            .program
-            .born_within(self.step.begin, layer.first().map_or(0, |index| self.program.tensors[*index].born));
         let tensors = &mut self.program.tensors;
         let Some(last) =
             layer.iter().filter(|index| is_saved(&tensors[**index])).map(|index| tensors[*index].born).max()
@@ -139,7 +154,9 @@ impl<'p, 'a> Layers<'p, 'a> {
             return;
         };
         let from = layer.iter().map(|index| tensors[*index].born).min().unwrap_or(0);
-        keep_input(&mut tensors[earlier], from, (begin, done));
+        if let Some(input) = input_to_keep(&self.recorded, from, (begin, done)) {
+            self.held.push((self.first + input, done));
+        }
         // It runs forward again up to the last that it has to keep.
         let mut events: Vec<(u64, bool, usize)> = vec![];
         for index in layer {
@@ -184,14 +201,17 @@ impl<'p, 'a> Layers<'p, 'a> {
     }
 }
 
-/// The inputs of a layer are held until its backward pass is over: those that its first operations keep anyway, or the last that was made before.
-fn keep_input(tensors: &mut [Tensor], from: u64, (begin, done): (u64, u64)) {
-    let is_before = |tensor: &Tensor| tensor.freed > from;
-    if tensors.iter().any(|it| is_before(it) && it.freed > begin && it.freed <= done) {
-        return;
-    }
-    let candidates = tensors.iter_mut().filter(|it| is_before(it) && it.freed < begin);
-    if let Some(input) = candidates.max_by_key(|it| (it.bytes.min(4096), it.born)) {
-        input.free_at(done);
-    }
+/// The input of a layer is held until its backward pass is over. Its first operations may keep it anyway; else it is the last that was made
+/// before and is still held: its index, if it has to be held on.
+fn input_to_keep(recorded: &[Tensor], from: u64, (begin, done): (u64, u64)) -> Option<usize> {
+    /// Statistics and seeds are smaller.
+    const SMALL: u64 = 4096;
+    let is_before = |tensor: &Tensor| tensor.born < from && tensor.freed > from;
+    let before = &recorded[..recorded.partition_point(|it| it.born < from)];
+    let last = before.iter().enumerate().filter(|(_, it)| is_before(it));
+    let (index, last) = last.max_by_key(|(_, it)| (it.bytes.min(SMALL), it.born))?;
+    let is_kept = before
+        .iter()
+        .any(|it| is_before(it) && it.freed > begin && it.freed <= done && it.bytes >= last.bytes / 2);
+    (!is_kept).then_some(index)
 }

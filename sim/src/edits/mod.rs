@@ -17,6 +17,8 @@ mod optimizer;
 mod precision;
 mod program;
 pub mod spelling;
+#[cfg(test)]
+mod tests;
 
 use rustc_hash::FxHashMap;
 

@@ -282,7 +282,11 @@ impl<'a> Program<'a> {
         }
         events.sort_unstable();
         let (mut stack, mut since, mut has_ended) = (None, 0, true);
+        let mut ends = passes.iter().map(|(_, end)| *end).peekable();
         for (at, index, is_born) in events {
+            while ends.next_if(|end| *end < at).is_some() {
+                has_ended = true;
+            }
             let tensor = &mut self.tensors[index];
             match is_born {
                 true => {
