@@ -57,6 +57,8 @@ struct Tried {
     /// Bytes that are reserved where nothing limits them.
     needs: u64,
     fits_at_worst: bool,
+    recomputed_share: Option<f64>,
+    moved_bytes: Option<u64>,
 }
 
 impl Tried {
@@ -73,6 +75,8 @@ impl Tried {
         json["edits"] = json!(self.name);
         json["confidence"] = self.sure.name().into();
         json["cost"] = self.cost.clone().into();
+        json["recomputed_share"] = json!(self.recomputed_share);
+        json["moved_bytes"] = json!(self.moved_bytes);
         json["costs"] = self.rank.name().into();
         json["fits_at_worst"] = self.fits_at_worst.into();
         json["needed_bytes"] = self.needs.into();
@@ -136,13 +140,19 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
         Mood::Note,
         "contexts, code and libraries share the limit, as recorded (--other says otherwise); they are not part of what is needed",
     );
+    let outcomes = tried.iter().map(|it| {
+        let mut json = it.json();
+        json["device"] = stream.device.into();
+        json
+    });
+    let outcomes: Vec<Json> = outcomes.collect();
     let json = json!({
         "schema": "gputrace.whatif/1",
         "trace": path,
         "limit_bytes": limit,
         "device": stream.device,
         "plan": first.or(likely),
-        "outcomes": tried.iter().map(Tried::json).collect::<Vec<_>>(),
+        "outcomes": outcomes,
         "refused": [],
     });
     Ok(Reply { part: Part { title: path.to_owned(), sections: vec![section], ..Part::default() }, json })
@@ -233,7 +243,18 @@ fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>
         }
         let cost = if costs.is_empty() { "nothing".into() } else { costs.join(", ") };
         let name = edits.spelled();
-        Some(Tried { name, options: options.clone(), cost, rank: *rank, sure, answer, needs, fits_at_worst })
+        Some(Tried {
+            name,
+            options: options.clone(),
+            cost,
+            rank: *rank,
+            sure,
+            answer,
+            needs,
+            fits_at_worst,
+            recomputed_share: changes.recomputed_share,
+            moved_bytes: changes.moved_bytes,
+        })
     });
     let mut found = found;
     // Of one cost, the setting that was recorded comes before another.
