@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects
+.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -110,6 +110,9 @@ soak: build ## Record a week's worth of events within --keep and --max-size: an 
 
 causes: ## The first screen of each case with a known cause, held against it
 	cargo test -p gputrace-answers --test causes -- --nocapture
+
+edits: ## What edits of programs would need, against what they needed on an H100 (`make edits EDITS=folder` for other traces)
+	EDITS=$(EDITS) cargo test -q -p gputrace --test whatif edited_programs -- --nocapture
 
 bench-leaks: ## How often `leaks` is wrong, over 2,400 programs of known truth with fresh seeds
 	cargo bench -p gputrace --bench leaks

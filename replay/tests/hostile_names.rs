@@ -85,6 +85,18 @@ const RUNS: &[(&str, &[&str])] = &[
             "-F -o NEW MISSING",
         ],
     ),
+    (
+        "whatif",
+        &[
+            "--optimizer sgd TRACE",
+            "--checkpoint all OOM",
+            "--set-to-none no PICKLE",
+            "--layout fsdp:2 CUT",
+            "--plan --limit 1GiB TRACE",
+            "--optimizer MISSING TRACE",
+            "--accumulate 2 MISSING",
+        ],
+    ),
     ("who", &["0x7f0000000000 TRACE", "1000 OOM", "0x10 PICKLE", "MISSING TRACE", "1 CUT"]),
     ("tune", &["OOM", "PICKLE", "LOG", "TRACE", "OOM --limit 1GiB"]),
     (

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// Verbs with what they need beside the trace.
-const ASKED: [(&str, &[&str]); 18] = [
+const ASKED: [(&str, &[&str]); 20] = [
     ("report", &[]),
     ("summary", &[]),
     ("stats", &[]),
@@ -16,6 +16,11 @@ const ASKED: [(&str, &[&str]); 18] = [
     ("diff", &["empty-cache-loop.gtr"]),
     ("replay", &["--policy", "torch", "--policy", "bfc", "--limit", "1GiB", "--device-memory", "2GiB"]),
     ("reproduce", &["-F", "-o", concat!(env!("CARGO_TARGET_TMPDIR"), "/schemas.py")]),
+    (
+        "whatif",
+        &["--optimizer", "momentum", "--policy", "torch", "--policy", "torch:expandable_segments:True"],
+    ),
+    ("whatif", &["--plan", "--limit", "2GiB"]),
     ("who", &["0x7f5c40000200"]),
     ("tune", &["--limit", "300MiB"]),
     ("tune", &["caught-oom.gtr", "varying-lengths.gtr"]),

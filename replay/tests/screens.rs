@@ -16,6 +16,7 @@ const SCREENS: &[&[&str]] = &[
     &["tree"],
     &["tune"],
     &["replay", "--policy", "torch", "--policy", "torch:expandable_segments:True"],
+    &["whatif", "--set-to-none", "no"],
     &["diff", "empty-cache-loop.gtr"],
     &["ranks"],
     &["doctor"],

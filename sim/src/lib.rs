@@ -40,6 +40,7 @@ pub mod bytes;
 pub mod cores;
 pub mod device;
 pub mod driver;
+pub mod edits;
 pub mod effort;
 pub mod gap;
 pub mod ops;

@@ -241,7 +241,8 @@ impl<'a> Laboratory<'a> {
     }
 
     /// Prepares what was predicted and not recorded: no addresses are known, and no history has holes.
-    pub(crate) fn of_prediction(stream: &'a OpStream) -> Laboratory<'a> {
+    #[must_use]
+    pub fn of_prediction(stream: &'a OpStream) -> Laboratory<'a> {
         let (knowledge, replays, repeats) = (Knowledge::of(stream), Replays::default(), OnceLock::new());
         Laboratory {
             stream,

@@ -178,15 +178,22 @@ pub fn is_made_once(definitions: &dyn Definitions, stack: StackId) -> bool {
     [Hint::Backward, Hint::Optimizer, Hint::Model].into_iter().any(|hint| facts.has(hint))
 }
 
-/// What a stack's place shows.
-pub(crate) struct Places {
-    pub(crate) backward: bool,
-    pub(crate) optimizer: bool,
-    pub(crate) model: bool,
-    pub(crate) forward: bool,
+/// In which parts of a training program a stack is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Places {
+    /// In a backward pass.
+    pub backward: bool,
+    /// In an optimizer.
+    pub optimizer: bool,
+    /// Where a model is made, loaded or moved.
+    pub model: bool,
+    /// In the forward pass of a module.
+    pub forward: bool,
 }
 
-pub(crate) fn places(definitions: &dyn Definitions, stack: StackId) -> Places {
+/// In which parts of a training program a stack is, as far as its frames show.
+#[must_use]
+pub fn places(definitions: &dyn Definitions, stack: StackId) -> Places {
     let facts = definitions.stack(stack).map_or(Facts::default(), |stack| Facts::of(definitions, stack));
     Places {
         backward: facts.has(Hint::Backward),
@@ -226,6 +233,8 @@ pub struct Roles {
     pub names: Vec<(String, String)>,
     /// Backward passes, by device.
     pub n_passes: FxHashMap<i16, usize>,
+    /// The first and the last birth of each, by device.
+    pub passes: FxHashMap<i16, Vec<(u32, u32)>>,
     /// Blocks without any frame were taken for those of the backward pass.
     pub is_guessed: bool,
 }
@@ -256,6 +265,7 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
         of_lives: vec![0; lives.list.len()],
         names,
         n_passes: FxHashMap::default(),
+        passes: FxHashMap::default(),
         is_guessed: !bare.is_empty(),
     };
     for device in lives.devices() {
@@ -266,6 +276,7 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
         };
         let passes = passes(own.iter().map(|idx| (lives.list[*idx].born, in_backward(*idx))));
         roles.n_passes.insert(device, passes.len());
+        roles.passes.insert(device, passes.iter().map(|pass| (pass.start, pass.end)).collect());
         let judge = Judge { passes: &passes };
         let found = match passes.is_empty() {
             true => judge.untrained(&own, lives, &facts),

@@ -126,7 +126,7 @@ fn hash(stream: &OpStream, stack: StackId) -> u64 {
 }
 
 /// A file that is named by what is in it, as torch.compile's are (`get_path` in torch/_inductor/codecache.py, PyTorch 2.0 to 2.11).
-pub(super) fn is_generated(file: &str) -> bool {
+pub(crate) fn is_generated(file: &str) -> bool {
     let file = file.rsplit('/').next().unwrap_or_default();
     const LEAST_OF_A_HASH: usize = 32;
     let stem = file.strip_suffix(".py").unwrap_or_default();

@@ -27,7 +27,8 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use self::align::{Interner, Steps, align, is_generated, match_standing};
+pub(crate) use self::align::is_generated;
+use self::align::{Interner, Steps, align, match_standing};
 pub use self::answer::Forecast;
 use self::common::NONE;
 use self::convolutions::{Missing, Pass};

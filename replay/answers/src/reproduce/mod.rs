@@ -20,6 +20,7 @@ use gputrace_sim::whatif::Laboratory;
 pub use answer::{json, section};
 pub use goal::{Goal, Reasons};
 pub use program::{Figures, PoolKind, Program, Step, Tensor};
+pub(crate) use purposes::Lived;
 pub use purposes::purposes;
 pub use python::python;
 pub use recorded::Recorded;

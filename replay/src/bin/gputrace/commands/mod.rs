@@ -46,6 +46,7 @@ mod top;
 mod tree;
 mod tune;
 mod upload;
+mod whatif;
 mod who;
 mod witness;
 
@@ -121,6 +122,7 @@ const VERBS: &[Verb] = &[
     tune::VERB,
     budget::VERB,
     predict::VERB,
+    whatif::VERB,
     who::VERB,
     ranks::VERB,
     stacks::VERB,

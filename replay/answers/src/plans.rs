@@ -1,0 +1,263 @@
+//! `gputrace whatif --plan`: the cheapest edits with which a training run fits a limit.
+
+use gputrace_report::model::{Mood, Part, Section, Table, Value};
+use gputrace_schemas::event::Bytes;
+use gputrace_sim::bytes::iec;
+use gputrace_sim::cores::on_all_cores;
+use gputrace_sim::edits::{Chosen, Edits, Layout, Offload, Program, Sure, Way};
+use gputrace_sim::ops::OpStream;
+use gputrace_sim::policies::torch;
+use gputrace_sim::whatif::{Laboratory, Question};
+use gputrace_trace::import::Trace;
+use gputrace_trace::source::Source;
+use serde_json::{Value as Json, json};
+
+use super::Reply;
+use super::edits::{Answered, Asked, answered, edited, margin, understood};
+use super::whatif::Bench;
+
+const EXPANDABLE: &str = "expandable_segments:True";
+
+/// One way to run the program.
+struct Candidate {
+    edits: Edits,
+    options: String,
+    /// What it costs, cheapest first.
+    rank: Rank,
+}
+
+/// What a plan costs. None of them changes what is computed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Rank {
+    Nothing,
+    Recomputes,
+    Moves,
+    MoreGpus,
+}
+
+impl Rank {
+    fn name(self) -> &'static str {
+        match self {
+            Rank::Nothing => "nothing",
+            Rank::Recomputes => "recomputation",
+            Rank::Moves => "transfers",
+            Rank::MoreGpus => "more GPUs",
+        }
+    }
+}
+
+/// What became of one.
+struct Tried {
+    name: Vec<String>,
+    options: String,
+    cost: String,
+    rank: Rank,
+    sure: Sure,
+    answer: Answered,
+    /// Bytes that are reserved where nothing limits them.
+    needs: u64,
+    fits_at_worst: bool,
+    recomputed_share: Option<f64>,
+    moved_bytes: Option<u64>,
+}
+
+impl Tried {
+    fn fits(&self) -> &'static str {
+        match (self.answer.fits, self.fits_at_worst) {
+            (true, true) => "yes",
+            (true, false) => "likely",
+            (false, _) => "no",
+        }
+    }
+
+    fn json(&self) -> Json {
+        let mut json = self.answer.json();
+        json["edits"] = json!(self.name);
+        json["confidence"] = self.sure.name().into();
+        json["cost"] = self.cost.clone().into();
+        json["recomputed_share"] = json!(self.recomputed_share);
+        json["moved_bytes"] = json!(self.moved_bytes);
+        json["costs"] = self.rank.name().into();
+        json["fits_at_worst"] = self.fits_at_worst.into();
+        json["needed_bytes"] = self.needs.into();
+        json
+    }
+
+    /// As it would be asked for.
+    fn in_words(&self) -> String {
+        let edits = if self.name.is_empty() { "as recorded".to_owned() } else { self.name.join(" ") };
+        match &*self.options {
+            "" => edits,
+            options => format!("{edits}, PYTORCH_CUDA_ALLOC_CONF={options}"),
+        }
+    }
+}
+
+/// Tries edits that change no result, the cheapest first.
+///
+/// # Errors
+/// What cannot be answered, and why.
+pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result<Reply, String> {
+    let limit = asked.machine.limit.ok_or("--plan needs --limit")?.0;
+    let largest =
+        trace.devices.iter().filter(|stream| stream.settings.is_torch()).max_by_key(|it| it.n_requests());
+    let stream = largest.ok_or("it has no requests of PyTorch's allocator")?;
+    let tried = tried(source, stream, asked).map_err(|why| format!("cuda:{}: {why}", stream.device))?;
+    let first = tried.iter().position(|it| it.fits_at_worst);
+    let likely = tried.iter().position(|it| it.answer.fits);
+    // Of those that cost as much or more, only what needs less is worth a row.
+    let mut least = u64::MAX;
+    let frontier = tried.iter().filter(|it| {
+        let is_less = it.needs < least;
+        least = least.min(it.needs);
+        is_less
+    });
+    let table = Table::of(
+        "plans",
+        frontier,
+        &[
+            ("program", "program", &|it| Value::text(it.in_words())),
+            ("needed_bytes", "needs", &|it| Value::Bytes(Bytes(it.needs))),
+            ("fits", "fits", &|it| Value::text(it.fits())),
+            ("cost", "cost", &|it| Value::text(it.cost.clone())),
+        ],
+    );
+    let title = format!("What makes cuda:{} fit {}, the cheapest first", stream.device, iec(limit));
+    let mut section = Section::new("plans", title).table(table);
+    section = match (first, likely) {
+        (Some(0), _) => section.line(Mood::Good, "it fits as it is"),
+        (Some(at), _) => section.line(Mood::Good, format!("the cheapest that fits: {}", tried[at].in_words())),
+        (None, Some(at)) => section.line(
+            Mood::Warning,
+            format!("the cheapest that likely fits: {}; its range reaches beyond the limit", tried[at].in_words()),
+        ),
+        (None, None) => section.line(
+            Mood::Bad,
+            "none of these fits: a smaller batch, lower precision or an optimizer with less state would change the results",
+        ),
+    };
+    section = section.line(
+        Mood::Note,
+        "contexts, code and libraries share the limit, as recorded (--other says otherwise); they are not part of what is needed",
+    );
+    let outcomes = tried.iter().map(|it| {
+        let mut json = it.json();
+        json["device"] = stream.device.into();
+        json
+    });
+    let outcomes: Vec<Json> = outcomes.collect();
+    let json = json!({
+        "schema": "gputrace.whatif/1",
+        "trace": path,
+        "limit_bytes": limit,
+        "device": stream.device,
+        "plan": first.or(likely),
+        "outcomes": outcomes,
+        "refused": [],
+    });
+    Ok(Reply { part: Part { title: path.to_owned(), sections: vec![section], ..Part::default() }, json })
+}
+
+fn options_of(stream: &OpStream, base: Edits) -> Vec<Candidate> {
+    let recorded = stream.settings.options.clone().unwrap_or_default();
+    let expandable =
+        if recorded.is_empty() { EXPANDABLE.to_owned() } else { format!("{recorded},{EXPANDABLE}") };
+    let free = Edits { set_to_none: base.set_to_none.or(Some(true)), ..base };
+    let fused = Edits { way: base.way.or(Some(Way::Fused)), ..free };
+    let half = Edits { checkpoint: Some(Chosen::Every(2)), ..fused };
+    let all = Edits { checkpoint: Some(Chosen::All), ..fused };
+    let mut options = vec![];
+    let mut add = |edits: Edits, rank: Rank| {
+        for setting in [&recorded, &expandable] {
+            options.push(Candidate { edits, options: setting.clone(), rank });
+        }
+    };
+    add(base, Rank::Nothing);
+    add(fused, Rank::Nothing);
+    if base.checkpoint.is_none() {
+        add(half, Rank::Recomputes);
+        add(all, Rank::Recomputes);
+    }
+    if base.offload.is_none() {
+        add(Edits { offload: Some(Offload::Optimizer), ..free }, Rank::Moves);
+        add(Edits { offload: Some(Offload::Activations), ..fused }, Rank::Moves);
+        add(
+            Edits {
+                offload: Some(Offload::Optimizer),
+                checkpoint: base.checkpoint.or(Some(Chosen::All)),
+                ..free
+            },
+            Rank::Moves,
+        );
+    }
+    if base.layout.is_none() {
+        for n in [2, 4, 8] {
+            add(Edits { layout: Some(Layout::Fsdp(n)), ..fused }, Rank::MoreGpus);
+            add(
+                Edits {
+                    layout: Some(Layout::Fsdp(n)),
+                    checkpoint: base.checkpoint.or(Some(Chosen::All)),
+                    ..fused
+                },
+                Rank::MoreGpus,
+            );
+        }
+    }
+    options
+}
+
+fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>, String> {
+    let understood = understood(source, stream)?;
+    let program = Program::of(stream, &understood).map_err(|why| why.0)?;
+    let bench = Bench::new(stream, asked.machine)?;
+    let doubt = bench.doubt();
+    let options = options_of(stream, asked.edits);
+    let found = on_all_cores(options.len(), |index| {
+        let Candidate { edits, options, rank } = &options[index];
+        // What cannot be known of this program is no plan for it; fused is of Adam alone.
+        let others = Edits { way: asked.edits.way, ..*edits };
+        let known =
+            [*edits, others].into_iter().find_map(|edits| Some((edits, edited(&program, &edits).ok()?)));
+        let (edits, edited) = known?;
+        let changes = &edited[0].1;
+        let sure = if doubt.is_some() { Sure::Guess } else { changes.sure() };
+        let answer = answered(&bench, &edited, (torch::NAME, options), sure).ok()?;
+        let question = bench.question(torch::NAME, options);
+        let free = Question { limit: None, device_memory: None, ..question.clone() };
+        let needs = Laboratory::of_prediction(&edited[0].0).guess(&free).ok()?.books.reserved.peak;
+        // With as much less as the figures may be off, and with the most of what is not known.
+        let least = question.limit.map(|limit| (limit as f64 * (1.0 - margin(sure))) as u64);
+        let tight = Question { limit: least, ..question };
+        let fits =
+            |stream: &OpStream| Laboratory::of_prediction(stream).guess(&tight).is_ok_and(|it| it.fits());
+        let fits_at_worst = answer.fits && edited.iter().all(|(stream, _)| fits(stream));
+        let mut costs: Vec<String> = vec![];
+        costs.extend(
+            changes.recomputed_share.map(|share| format!("{:.0} % of the forward pass again", share * 100.0)),
+        );
+        costs.extend(
+            changes.moved_bytes.map(|bytes| format!("{} to the host and back in each step", iec(bytes))),
+        );
+        if let Some(Layout::Fsdp(n)) = edits.layout {
+            costs.push(format!("{n} GPUs"));
+        }
+        let cost = if costs.is_empty() { "nothing".into() } else { costs.join(", ") };
+        let name = edits.spelled();
+        Some(Tried {
+            name,
+            options: options.clone(),
+            cost,
+            rank: *rank,
+            sure,
+            answer,
+            needs,
+            fits_at_worst,
+            recomputed_share: changes.recomputed_share,
+            moved_bytes: changes.moved_bytes,
+        })
+    });
+    let mut found = found;
+    // Of one cost, the setting that was recorded comes before another.
+    found.sort_by_key(|it| it.rank);
+    Ok(found)
+}

@@ -1,0 +1,217 @@
+//! Activation checkpointing (`torch.utils.checkpoint`, without reentrance): a layer keeps its inputs, and runs forward again in its backward pass.
+
+use super::layers::{self, Stretch};
+use super::program::{NEVER, Program, Purpose, Step, Tensor};
+use super::{Changes, Chosen, Sure, Unfit};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// Checkpoints layers of every step.
+///
+/// # Errors
+/// No layer repeats.
+pub(super) fn checkpoint(
+    program: &mut Program<'_>,
+    chosen: Chosen,
+    changes: &mut Changes,
+) -> Result<(), Unfit> {
+    let mut removed: FxHashSet<usize> = FxHashSet::default();
+    let mut added: Vec<Tensor> = vec![];
+    let (mut numbers, mut dropped) = (vec![], 0u64);
+    let (mut again, mut forward) = (0, 0);
+    let mut names: Vec<String> = vec![];
+    let n_steps = program.steps.len();
+    for (number, step) in program.steps.clone().into_iter().enumerate() {
+        let is_warm = number > 0;
+        if step.passes.len() > 1 {
+            return Err(Unfit(
+                "the recorded run accumulates gradients: record one that does not, and add --accumulate"
+                    .into(),
+            ));
+        }
+        let stretches = layers::of(program, &step);
+        let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
+        numbers.push(n);
+        let mut first = 0;
+        let own = &program.tensors[program.born_within(step.begin, step.passes[0].0 + 1)];
+        // The first step waits for what is loaded once.
+        if is_warm || program.steps.len() == 1 {
+            forward += own.last().map_or(0, |it| it.time).saturating_sub(own.first().map_or(0, |it| it.time));
+        }
+        for stretch in &stretches {
+            let mut pass = Layers::of(program, &step, stretch);
+            for number in 0..stretch.layers.len() {
+                let is_chosen = match chosen {
+                    Chosen::All => true,
+                    Chosen::Every(n) => (first + number) % n.max(1) == 0,
+                    Chosen::Layers(from, to) => (from..=to).contains(&(first + number)),
+                };
+                if is_chosen {
+                    again += if is_warm || n_steps == 1 { pass.time(number) } else { 0 };
+                    pass.recompute(number, &mut removed, &mut added, &mut dropped);
+                }
+            }
+            pass.finish();
+            first += stretch.layers.len();
+            if !names.contains(&stretch.name) {
+                names.push(stretch.name.clone());
+            }
+        }
+    }
+    let most = numbers.iter().copied().max().unwrap_or(0);
+    if most == 0 {
+        return Err(Unfit(
+            "no layers are found that repeat in the forward pass: nothing is known to be checkpointed".into(),
+        ));
+    }
+    if let Chosen::Layers(_, to) = chosen
+        && to >= most
+    {
+        return Err(Unfit(format!("there are {most} layers, numbered from 0 to {}", most - 1)));
+    }
+    let sure = if numbers.iter().all(|n| *n == most) { Sure::Range } else { Sure::Guess };
+    changes.note(
+        sure,
+        format!(
+            "{most} layers repeat in {}: each keeps its inputs and is computed again in the backward pass",
+            names.join(", ")
+        ),
+    );
+    if sure == Sure::Guess {
+        let least = numbers.iter().min().copied().unwrap_or(0);
+        changes.note(Sure::Guess, format!("a step has {least} layers that repeat, and another {most}"));
+    }
+    if dropped > 0 {
+        changes.note(
+            Sure::Certain,
+            "the cache of keys and values is not filled: libraries switch it off under checkpointing, as it would be filled twice",
+        );
+    }
+    changes.recomputed_share = (forward > 0).then(|| (again as f64 / forward as f64).min(1.0));
+    program.retain(|index, _| !removed.contains(&index));
+    program.tensors.append(&mut added);
+    program.settle();
+    Ok(())
+}
+
+/// The layers of one stretch in one step.
+struct Layers<'p, 'a> {
+    program: &'p mut Program<'a>,
+    step: &'p Step,
+    layers: &'p [Vec<usize>],
+    /// When the backward pass of each layer begins and ends.
+    backward: Vec<(u64, u64)>,
+    /// The tensors of the forward pass as they were recorded, and the index of the first.
+    recorded: Vec<Tensor>,
+    first: usize,
+    /// Inputs, and until when they are held.
+    held: Vec<(usize, u64)>,
+}
+
+impl<'p, 'a> Layers<'p, 'a> {
+    fn of(program: &'p mut Program<'a>, step: &'p Step, stretch: &'p Stretch) -> Layers<'p, 'a> {
+        let backward = layers::backward_of(program, step, stretch);
+        let forward = program.born_within(step.begin, step.passes[0].0);
+        let (first, recorded) = (forward.start, program.tensors[forward].to_vec());
+        Layers { program, step, layers: &stretch.layers, backward, recorded, first, held: vec![] }
+    }
+
+    /// Holds inputs on.
+    fn finish(self) {
+        for (index, until) in self.held {
+            let tensor = &mut self.program.tensors[index];
+            if tensor.freed < until {
+                tensor.free_at(until);
+            }
+        }
+    }
+
+    /// How long the layer's forward pass took, nanoseconds.
+    fn time(&self, number: usize) -> u64 {
+        let tensors = &self.program.tensors;
+        let first = self.layers[number].first().map_or(0, |index| tensors[*index].time);
+        let last = self.layers[number]
+            .last()
+            .map_or(0, |index| tensors[index + 1..].first().map_or(0, |it| it.time));
+        last.saturating_sub(first)
+    }
+
+    /// Moves what a layer keeps to where it is made again.
+    fn recompute(
+        &mut self,
+        number: usize,
+        removed: &mut FxHashSet<usize>,
+        added: &mut Vec<Tensor>,
+        dropped: &mut u64,
+    ) {
+        let start = self.step.passes[0].0;
+        let (begin, done) = self.backward[number];
+        let layer = &self.layers[number];
+        let is_saved = |tensor: &Tensor| tensor.freed > begin && tensor.freed <= self.step.update;
+        let tensors = &mut self.program.tensors;
+        let Some(last) =
+            layer.iter().filter(|index| is_saved(&tensors[**index])).map(|index| tensors[*index].born).max()
+        else {
+            return;
+        };
+        let from = layer.iter().map(|index| tensors[*index].born).min().unwrap_or(0);
+        if let Some(input) = input_to_keep(&self.recorded, from, (begin, done)) {
+            self.held.push((self.first + input, done));
+        }
+        // It runs forward again up to the last that it has to keep.
+        let mut events: Vec<(u64, bool, usize)> = vec![];
+        for index in layer {
+            let tensor = &tensors[*index];
+            if tensor.purpose == Purpose::Cache && is_saved(tensor) {
+                removed.insert(*index);
+                *dropped += tensor.bytes;
+            } else if tensor.born <= last {
+                events.push((tensor.born, true, *index));
+                if tensor.freed <= start {
+                    events.push((tensor.freed, false, *index));
+                }
+            }
+        }
+        events.sort_unstable();
+        let n = events.len() as u64;
+        let mut copies: FxHashMap<usize, Tensor> = FxHashMap::default();
+        for (offset, (_, is_born, index)) in (1..).zip(events) {
+            let (at, tensor) = (begin + offset, tensors[index]);
+            if !is_born {
+                if let Some(copy) = copies.get_mut(&index) {
+                    copy.free_at(at);
+                }
+                continue;
+            }
+            let freed = if is_saved(&tensor) { tensor.freed } else { begin + n + 1 };
+            let is_made_again = tensor.freed != NEVER && tensor.purpose != Purpose::Workspace;
+            if is_made_again {
+                copies.insert(index, tensor.within(at, freed.max(at + 1)));
+            }
+        }
+        // Nothing holds it on when the layer has returned.
+        let end = layer.iter().map(|index| tensors[*index].born).max().unwrap_or(from);
+        for index in layer {
+            if is_saved(&tensors[*index]) {
+                tensors[*index].free_at(end + 1);
+            }
+        }
+        let mut copies: Vec<Tensor> = copies.into_values().collect();
+        copies.sort_by_key(|copy| copy.born);
+        added.append(&mut copies);
+    }
+}
+
+/// The input of a layer is held until its backward pass is over. Its first operations may keep it anyway; else it is the last that was made
+/// before and is still held: its index, if it has to be held on.
+fn input_to_keep(recorded: &[Tensor], from: u64, (begin, done): (u64, u64)) -> Option<usize> {
+    /// Statistics and seeds are smaller.
+    const SMALL: u64 = 4096;
+    let is_before = |tensor: &Tensor| tensor.born < from && tensor.freed > from;
+    let before = &recorded[..recorded.partition_point(|it| it.born < from)];
+    let last = before.iter().enumerate().filter(|(_, it)| is_before(it));
+    let (index, last) = last.max_by_key(|(_, it)| (it.bytes.min(SMALL), it.born))?;
+    let is_kept = before
+        .iter()
+        .any(|it| is_before(it) && it.freed > begin && it.freed <= done && it.bytes >= last.bytes / 2);
+    (!is_kept).then_some(index)
+}

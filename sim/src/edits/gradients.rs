@@ -1,0 +1,299 @@
+//! When gradients exist: cleared or zeroed, accumulated over several micro-batches, or not computed at all.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::Unfit;
+use super::program::{NEVER, Phase, Program, Purpose, Tensor};
+
+/// Copies of a micro-batch beyond this many change nothing: each asks for the same.
+const MOST_COPIES: u64 = 3;
+
+/// Gradients that are zeroed and not freed (`set_to_none=False`): those of the first step stay, and what a later backward pass computes is added
+/// to them and freed at once.
+pub(super) fn keep_gradients(program: &mut Program<'_>) {
+    let ends = ends_of_nodes(program);
+    let steps = program.steps.clone();
+    for (number, step) in steps.iter().enumerate() {
+        for index in &step.gradients {
+            let tensor = &mut program.tensors[*index];
+            match number {
+                0 => tensor.free_at(NEVER),
+                _ => tensor.free_at(end_of(tensor, &ends)),
+            }
+        }
+    }
+    // What is added to is no gradient of a later step.
+    program.steps.iter_mut().skip(1).for_each(|step| step.gradients.clone_from(&steps[0].gradients));
+    program.settle();
+}
+
+/// Gradients that are freed with each step (`set_to_none=True`).
+///
+/// # Errors
+/// The gradients of later steps are not to be found.
+pub(super) fn clear_gradients(program: &mut Program<'_>) -> Result<(), Unfit> {
+    let is_cleared = |step: &super::program::Step, program: &Program<'_>| {
+        step.gradients.iter().all(|index| program.tensors[*index].freed != NEVER)
+    };
+    let first = program.steps[0].clone();
+    if is_cleared(&first, program) {
+        return Ok(());
+    }
+    // A later step's gradient is what was asked for at the same place, in the same turn.
+    let turns = |from: u64, to: u64, program: &Program<'_>| {
+        let mut turns: FxHashMap<(u32, u64), Vec<usize>> = FxHashMap::default();
+        for index in program.born_within(from, to + 1) {
+            let tensor = &program.tensors[index];
+            if tensor.phase == Phase::Backward {
+                turns.entry((tensor.stack.0, tensor.bytes)).or_default().push(index);
+            }
+        }
+        turns
+    };
+    let of_first = turns(first.passes[0].0, first.passes[0].1, program);
+    for number in 0..program.steps.len() {
+        let step = program.steps[number].clone();
+        let here = turns(step.passes[0].0, step.passes[0].1, program);
+        let mut own = vec![];
+        for index in &first.gradients {
+            let tensor = program.tensors[*index];
+            let key = (tensor.stack.0, tensor.bytes);
+            let turn = of_first.get(&key).and_then(|all| all.iter().position(|it| it == index));
+            let found = turn.and_then(|turn| here.get(&key)?.get(turn)).copied();
+            own.push(found.ok_or_else(|| {
+                Unfit(format!("the gradients of step {} are not to be found among its requests", number + 1))
+            })?);
+        }
+        for (offset, index) in (1..).zip(&own) {
+            program.tensors[*index].purpose = Purpose::Gradient;
+            program.tensors[*index].free_at(step.end + offset);
+        }
+        program.steps[number].gradients = own;
+    }
+    program.settle();
+    Ok(())
+}
+
+/// Forward and backward pass run `n` times before the optimizer: the gradients of the first stay, those of the others are added to them.
+///
+/// # Errors
+/// The run accumulates already.
+pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit> {
+    if let Some(step) = program.steps.iter().find(|step| step.passes.len() > 1) {
+        return Err(Unfit(format!(
+            "the recorded run accumulates over {} backward passes already: record one that does not",
+            step.passes.len()
+        )));
+    }
+    let copies = (n - 1).min(MOST_COPIES);
+    if copies == 0 {
+        return Ok(());
+    }
+    let ends = ends_of_nodes(program);
+    let steps = program.steps.clone();
+    let mut added: Vec<Tensor> = vec![];
+    for (number, step) in steps.iter().enumerate() {
+        // The first step also makes workspaces; what repeats is the next.
+        let donor = if number == 0 && steps.len() > 1 { &steps[1] } else { step };
+        let length = donor.passes[0].1 + 1;
+        let gradients: FxHashSet<usize> = donor.gradients.iter().copied().collect();
+        let next =
+            steps.get(steps.partition_point(|it| it.begin <= donor.begin)).map_or(NEVER, |it| it.begin);
+        let own: Vec<usize> = program.born_within(donor.begin, length + 1).collect();
+        // Moments of the donor in order, so that each copy is a stretch of consecutive moments before the update.
+        let mut moments: Vec<u64> = vec![];
+        for index in &own {
+            let tensor = &program.tensors[*index];
+            let freed = if gradients.contains(index) { end_of(tensor, &ends) } else { tensor.freed };
+            moments.push(tensor.born);
+            moments.push(freed);
+            if freed != NEVER && freed > next {
+                // Freed when a variable is assigned again: as far into the next micro-batch.
+                moments.push(donor.begin + (freed - next));
+            }
+        }
+        moments.sort_unstable();
+        moments.dedup();
+        let stretch = moments.len() as u64 + 2;
+        let at = |copy: u64, moment: u64| {
+            let rank = moments.partition_point(|it| *it < moment) as u64;
+            step.update - (copies + 1 - copy) * stretch + 1 + rank
+        };
+        for index in &own {
+            let tensor = program.tensors[*index];
+            let is_gradient = gradients.contains(index);
+            let freed = if is_gradient { end_of(&tensor, &ends) } else { tensor.freed };
+            if freed == NEVER {
+                continue;
+            }
+            let is_late = freed > donor.update;
+            for copy in 0..copies {
+                let death = match (is_late, freed > next) {
+                    (false, _) => at(copy, freed),
+                    (true, _) if copy + 1 == copies => match donor.update == step.update {
+                        true => freed,
+                        false => step.end + 1,
+                    },
+                    (true, true) => at(copy + 1, donor.begin + (freed - next)),
+                    (true, false) => at(copy + 1, donor.begin),
+                };
+                let mut copied = tensor.within(at(copy, tensor.born), death);
+                if is_gradient {
+                    copied.purpose = Purpose::Temporary;
+                }
+                added.push(copied);
+            }
+        }
+        // What the first micro-batch leaves in variables is freed in the second.
+        let gradients: FxHashSet<usize> = step.gradients.iter().copied().collect();
+        let next = steps.get(number + 1).map_or(NEVER, |it| it.begin);
+        for index in program.born_within(step.begin, step.passes[0].1 + 1) {
+            let tensor = &mut program.tensors[index];
+            if !gradients.contains(&index) && tensor.freed != NEVER && tensor.freed > step.update {
+                let into =
+                    if tensor.freed > next { donor.begin + (tensor.freed - next) } else { donor.begin };
+                tensor.free_at(at(0, into));
+            }
+        }
+    }
+    program.tensors.append(&mut added);
+    program.settle();
+    Ok(())
+}
+
+/// The first `share` of the parameters are not trained: they have no gradients and no state, the backward pass ends at the first that is, and
+/// what the forward pass kept for the rest is freed at once. Gives back how many gradients there are no more in a step.
+///
+/// # Errors
+/// The order of the parameters is not known.
+pub(super) fn freeze(
+    program: &mut Program<'_>,
+    is_frozen: &dyn Fn(usize, usize) -> bool,
+) -> Result<usize, Unfit> {
+    if !program.knows_order {
+        return Err(Unfit(
+            "the order of the parameters is not known: the program does not clear its gradients one after the other".into(),
+        ));
+    }
+    let mut removed: FxHashSet<usize> = FxHashSet::default();
+    let (steps, mut n_frozen) = (program.steps.clone(), 0);
+    for (number, step) in steps.iter().enumerate() {
+        let n = step.gradients.len();
+        let (frozen, trained): (Vec<usize>, Vec<usize>) = (0..n).partition(|number| is_frozen(*number, n));
+        n_frozen = n_frozen.max(frozen.len());
+        let frozen: FxHashSet<usize> = frozen.into_iter().map(|number| step.gradients[number]).collect();
+        let trained: Vec<usize> = trained.into_iter().map(|number| step.gradients[number]).collect();
+        let Some(last) = trained.iter().map(|index| program.tensors[*index].node).max() else {
+            return Err(Unfit("nothing would be trained".into()));
+        };
+        removed.extend(without_gradients(program, step, &frozen, Some(last)));
+        release_unsaved(program, step, last);
+        let trained: FxHashSet<usize> = trained.into_iter().collect();
+        program.steps[number].gradients.retain(|index| trained.contains(index));
+    }
+    program.retain(|index, _| !removed.contains(&index));
+    program.settle();
+    Ok(n_frozen)
+}
+
+/// Tensors of a backward pass that there are no more when some gradients are not computed, and nothing runs after the node `last`.
+pub(super) fn without_gradients(
+    program: &Program<'_>,
+    step: &super::program::Step,
+    frozen: &FxHashSet<usize>,
+    last: Option<u32>,
+) -> FxHashSet<usize> {
+    let (start, end) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
+    let tensors = &program.tensors;
+    let of_pass = || {
+        program
+            .born_within(start, end + 1)
+            .map(|index| (index, &tensors[index]))
+            .filter(|(_, it)| it.node > 0)
+    };
+    let mut removed: FxHashSet<usize> = frozen.clone();
+    // Of nodes with a removed gradient: when the last of them was asked for, and whether another gradient is left.
+    let mut nodes: FxHashMap<u32, (u64, bool)> = FxHashMap::default();
+    // A parameter that is used twice has a part of its gradient from each use, freed when their sum is there.
+    let mut sums: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
+    for index in frozen {
+        sums.entry(tensors[*index].bytes).or_default().push(tensors[*index].born);
+    }
+    for (index, tensor) in of_pass() {
+        let is_part = sums.get(&tensor.bytes).is_some_and(|sums| {
+            sums.iter().any(|sum| tensor.born < *sum && *sum < tensor.freed && is_soon(tensor.freed, *sum))
+        });
+        if is_part {
+            removed.insert(index);
+        }
+        if removed.contains(&index) || is_part {
+            let node = nodes.entry(tensor.node).or_insert((0, false));
+            node.0 = node.0.max(tensor.born);
+        } else if tensor.purpose == Purpose::Gradient {
+            nodes.entry(tensor.node).or_insert((0, false)).1 = true;
+        }
+    }
+    let mut next_node: FxHashMap<u32, u64> = FxHashMap::default();
+    for (_, tensor) in of_pass() {
+        let first = next_node.entry(tensor.node).or_insert(tensor.born);
+        *first = (*first).min(tensor.born);
+    }
+    for (index, tensor) in of_pass() {
+        if last.is_some_and(|last| tensor.node > last) {
+            removed.insert(index);
+        }
+        // What it took to sum a bias's gradient is asked for after it, and freed in the node.
+        if let Some((since, false)) = nodes.get(&tensor.node) {
+            let next = next_node.get(&(tensor.node + 1)).copied().unwrap_or(NEVER);
+            if *since > 0 && tensor.born > *since && tensor.freed < next {
+                removed.insert(index);
+            }
+        }
+    }
+    removed
+}
+
+/// Moments are of recorded events: a handful of them apart.
+fn is_soon(later: u64, earlier: u64) -> bool {
+    const EVENTS: u64 = 8 << 32;
+    later - earlier < EVENTS
+}
+
+/// What the forward pass kept for nodes after `last` is freed soon after it was made, as where nothing needs a gradient.
+fn release_unsaved(program: &mut Program<'_>, step: &super::program::Step, last: u32) {
+    let end_of_pass = step.passes[step.passes.len() - 1].1;
+    let of_pass = program.born_within(step.passes[0].0, end_of_pass + 1);
+    let over =
+        program.tensors[of_pass].iter().filter(|it| it.node == last).map(|it| it.born).max().unwrap_or(0);
+    let of_forward = program.born_within(step.begin, step.passes[0].0);
+    let own = &mut program.tensors[of_forward];
+    let births: Vec<u64> = own.iter().filter(|it| it.phase == Phase::Forward).map(|it| it.born).collect();
+    // The inputs of the last node are freed with it.
+    let over = over + (4 << 32);
+    for tensor in own {
+        let is_own =
+            tensor.phase == Phase::Forward && matches!(tensor.purpose, Purpose::Activation | Purpose::Cache);
+        if is_own && tensor.freed > over && tensor.freed <= end_of_pass + (8 << 32) {
+            let at = births.partition_point(|birth| *birth <= tensor.born);
+            let next = births.get(at + 1).copied().unwrap_or(step.passes[0].0);
+            tensor.free_at(next + 1);
+        }
+    }
+}
+
+/// For each node of a backward pass, the moment after which it has ended: before the first birth of the next.
+fn ends_of_nodes(program: &Program<'_>) -> Vec<u64> {
+    let n = program.tensors.iter().map(|tensor| tensor.node).max().unwrap_or(0) as usize;
+    let mut ends = vec![0; n + 1];
+    for tensor in program.tensors.iter().filter(|tensor| tensor.node > 0) {
+        let end = &mut ends[tensor.node as usize];
+        *end = (*end).max(tensor.born + 2);
+    }
+    // The input of a node is freed after its last request and before the next node's.
+    ends
+}
+
+/// When a gradient that is added to another is freed: when its node has ended.
+fn end_of(tensor: &Tensor, ends: &[u64]) -> u64 {
+    ends.get(tensor.node as usize).copied().filter(|end| *end > tensor.born).unwrap_or(tensor.born + 1)
+}

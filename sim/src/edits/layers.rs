@@ -1,0 +1,210 @@
+//! Layers: what a forward pass does again and again, found from the stacks of its requests.
+//!
+//! A model that calls one module after the other asks with the same stacks in the same order for each of them. The longest stretch that repeats
+//! is found first; its stacks have their outermost frames in common, down to the call of a layer, and the frame inside of these walks down the
+//! layer's code. Where its line goes back up, the next layer begins: that finds the first layer also where it does a little more than the others.
+
+use std::ops::Range;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::program::{NEVER, Phase, Program, Purpose, Span, Step, Tensor};
+use crate::stacks::{StackId, Stacks};
+
+/// Distances that are tried as the length of a layer, the most frequent first.
+const MOST_PERIODS: usize = 48;
+/// A layer asks for memory at least so often.
+const SHORTEST: usize = 2;
+/// Stretches that are looked for in a forward pass: encoder, decoder, stages of a convolutional network.
+const MOST_STRETCHES: usize = 8;
+
+/// Layers that repeat, in the order of the forward pass.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stretch {
+    /// Of each layer, its tensors: indices that the program gives its tensors.
+    pub(super) layers: Vec<Vec<usize>>,
+    /// The frame that calls the layers, or where they are made of: for people.
+    pub(super) name: String,
+}
+
+/// Layers of a step's forward pass.
+pub(super) fn of(program: &Program<'_>, step: &Step) -> Vec<Stretch> {
+    let forward: Vec<usize> = program
+        .born_within(step.begin, step.passes[0].0)
+        .filter(|index| {
+            let it = &program.tensors[*index];
+            // What stays is made once: workspaces, tables.
+            it.phase == Phase::Forward && it.purpose != Purpose::Workspace && it.freed != NEVER
+        })
+        .collect();
+    let stacks: Vec<StackId> = forward.iter().map(|index| program.tensors[*index].stack).collect();
+    let mut free: Vec<Range<usize>> = vec![0..forward.len()];
+    let mut found: Vec<(Range<usize>, Vec<Range<usize>>)> = vec![];
+    while found.len() < MOST_STRETCHES {
+        let best =
+            free.iter().cloned().filter_map(|range| longest(&stacks, range)).max_by_key(|run| run.length);
+        let Some(run) = best else { break };
+        let within = free.iter().find(|range| range.contains(&run.start)).cloned().unwrap_or(0..0);
+        let layers = layers_of(program.stacks(), &stacks, &run, &within);
+        let whole = layers[0].start..layers[layers.len() - 1].end;
+        free.retain(|range| *range != within);
+        free.extend(
+            [within.start..whole.start, whole.end..within.end]
+                .into_iter()
+                .filter(|it| it.len() >= 2 * SHORTEST),
+        );
+        found.push((whole, layers));
+    }
+    found.sort_by_key(|(whole, _)| whole.start);
+    let stretch = |(whole, layers): (Range<usize>, Vec<Range<usize>>)| Stretch {
+        name: name_of(program.stacks(), &stacks[whole]),
+        layers: layers.into_iter().map(|layer| forward[layer].to_vec()).collect(),
+    };
+    found.into_iter().map(stretch).collect()
+}
+
+/// When the backward pass of each layer of a stretch begins and ends: the tensors that it kept are freed by its end.
+pub(super) fn backward_of(program: &Program<'_>, step: &Step, stretch: &Stretch) -> Vec<(u64, u64)> {
+    let start = step.passes[0].0;
+    let is_saved = |tensor: &&Tensor| tensor.freed > start && tensor.freed <= step.update;
+    let saved = |layer: &[usize]| -> Vec<u64> {
+        let tensors = layer.iter().map(|index| &program.tensors[*index]);
+        tensors.filter(is_saved).map(|tensor| tensor.freed).collect()
+    };
+    let done: Vec<u64> =
+        stretch.layers.iter().map(|layer| saved(layer).into_iter().max().unwrap_or(start)).collect();
+    let last = stretch.layers.last().map(|layer| saved(layer)).unwrap_or_default();
+    let first_freed = last.into_iter().min().unwrap_or(start);
+    // The operation that frees it had begun before.
+    let before = &program.tensors[program.born_within(start, first_freed)];
+    let node = before.iter().rev().map(|it| it.node).find(|node| *node > 0).unwrap_or(0);
+    let begin = before.iter().find(|it| it.node == node && node > 0).map_or(start, |it| it.born) - 1;
+    let begins = done.iter().skip(1).copied().chain([begin]);
+    begins.zip(done.iter().copied()).collect()
+}
+
+/// Notes in each step when its layers run, before other edits move what shows it.
+pub(super) fn keep_spans(program: &mut Program<'_>) {
+    for number in 0..program.steps.len() {
+        let step = &program.steps[number];
+        let mut spans = vec![];
+        for stretch in of(program, step) {
+            let backward = backward_of(program, step, &stretch);
+            for (layer, backward) in stretch.layers.iter().zip(backward) {
+                let first = layer.first().map_or(step.begin, |index| program.tensors[*index].born);
+                let last = layer.last().map_or(step.begin, |index| program.tensors[*index].born);
+                spans.push(Span { forward: (first - 1, last + 1), backward });
+            }
+        }
+        program.steps[number].spans = spans;
+    }
+}
+
+/// A stretch that repeats.
+struct Run {
+    start: usize,
+    period: usize,
+    /// All of it.
+    length: usize,
+}
+
+fn longest(stacks: &[StackId], within: Range<usize>) -> Option<Run> {
+    let here = &stacks[within.clone()];
+    let mut last: FxHashMap<StackId, usize> = FxHashMap::default();
+    let mut distances: FxHashMap<usize, usize> = FxHashMap::default();
+    for (at, stack) in here.iter().enumerate() {
+        if let Some(before) = last.insert(*stack, at) {
+            *distances.entry(at - before).or_insert(0) += 1;
+        }
+    }
+    let mut periods: Vec<(usize, usize)> = distances.into_iter().filter(|(it, _)| *it >= SHORTEST).collect();
+    periods.sort_by_key(|(period, n)| (std::cmp::Reverse(*n), *period));
+    periods.truncate(MOST_PERIODS);
+    let mut best: Option<Run> = None;
+    for (period, _) in periods {
+        let mut since = 0;
+        for at in 0..here.len() - period + 1 {
+            if at + period < here.len() && here[at] == here[at + period] {
+                continue;
+            }
+            let same = at - since;
+            let length = same + period;
+            let is_better = best.as_ref().is_none_or(|best| (length, best.period) > (best.length, period));
+            // Whole layers, twice at least.
+            if same >= period && is_better {
+                best = Some(Run { start: within.start + since, period, length });
+            }
+            since = at + 1;
+        }
+    }
+    best
+}
+
+/// Frames from the outermost.
+fn outer(stacks: &Stacks, stack: StackId) -> impl DoubleEndedIterator<Item = u32> + '_ {
+    let list = stacks.lists.get(stack.0 as usize).map_or(&[][..], |list| list);
+    list.iter().rev().copied()
+}
+
+fn common_frames(stacks: &Stacks, of: &[StackId]) -> Vec<u32> {
+    let mut common: Vec<u32> = of.first().map(|stack| outer(stacks, *stack).collect()).unwrap_or_default();
+    for stack in of {
+        let same =
+            common.iter().zip(outer(stacks, *stack)).take_while(|(one, other)| **one == *other).count();
+        common.truncate(same);
+    }
+    common
+}
+
+/// The layers of a run, wherever they begin.
+fn layers_of(stacks: &Stacks, of: &[StackId], run: &Run, within: &Range<usize>) -> Vec<Range<usize>> {
+    let repeats = run.length / run.period;
+    let by_period =
+        || (0..repeats).map(|n| run.start + n * run.period..run.start + (n + 1) * run.period).collect();
+    let window = &of[run.start..run.start + run.period];
+    let common = common_frames(stacks, window);
+    // The frame just inside of what all have in common.
+    let inside = |stack: StackId| outer(stacks, stack).nth(common.len());
+    let starts_so = |stack: StackId| outer(stacks, stack).take(common.len()).eq(common.iter().copied());
+    let known: FxHashSet<u32> = window.iter().filter_map(|stack| inside(*stack)).collect();
+    let is_one = |at: usize| starts_so(of[at]) && inside(of[at]).is_some_and(|frame| known.contains(&frame));
+    let mut functions =
+        known.iter().filter_map(|frame| stacks.frames.get(*frame as usize)).map(|it| (&it.name, &it.file));
+    let first = functions.next();
+    if first.is_none() || !functions.all(|other| Some(other) == first) {
+        return by_period();
+    }
+    let mut start = run.start;
+    while start > within.start && is_one(start - 1) {
+        start -= 1;
+    }
+    let mut end = run.start + run.length;
+    while end < within.end && is_one(end) {
+        end += 1;
+    }
+    let line = |at: usize| {
+        inside(of[at]).and_then(|frame| stacks.frames.get(frame as usize)).map_or(0, |frame| frame.line)
+    };
+    let mut bounds = vec![start];
+    bounds.extend((start + 1..end).filter(|at| line(*at) < line(*at - 1)));
+    bounds.push(end);
+    let layers: Vec<Range<usize>> = bounds.windows(2).map(|two| two[0]..two[1]).collect();
+    // A loop within a layer goes back up as well.
+    let is_plausible = layers.len() + 1 >= repeats && layers.len() <= repeats + 2;
+    if is_plausible { layers } else { by_period() }
+}
+
+/// The innermost Python function that all requests of the layers have in common.
+fn name_of(stacks: &Stacks, of: &[StackId]) -> String {
+    let common = common_frames(stacks, of);
+    let frames = common.iter().rev().filter_map(|frame| stacks.frames.get(*frame as usize));
+    let is_plumbing = |file: &str| file.ends_with("/torch/nn/modules/module.py");
+    let frame = frames.into_iter().find(|frame| !is_plumbing(&frame.file));
+    frame.map_or_else(
+        || "the model".to_owned(),
+        |frame| {
+            let file = frame.file.rsplit('/').next().unwrap_or_default();
+            format!("{} ({file}:{})", frame.name, frame.line)
+        },
+    )
+}

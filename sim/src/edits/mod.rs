@@ -1,0 +1,292 @@
+//! Edits of a recorded training program: its requests under another optimizer, with other gradients, activations, precision or layout.
+//!
+//! ```text
+//!  OpStream + what it is for ── Program::of ──> Program ── Edits::apply ──> Program ── stream() ──> OpStream ──> Laboratory
+//!               (Understood)          tensors and steps        one file per family
+//! ```
+//! An edit follows what PyTorch does, not what one model looks like: it moves, removes and adds tensors, and says how sure it is. What only
+//! another kernel decides has a range: every edit is applied three times, with the least, the likeliest and the most.
+
+mod checkpoint;
+mod gradients;
+mod layers;
+mod layout;
+mod nodes;
+mod offload;
+mod optimizer;
+mod precision;
+mod program;
+pub mod spelling;
+#[cfg(test)]
+mod tests;
+
+use rustc_hash::FxHashMap;
+
+pub use self::layout::Layout;
+pub use self::optimizer::{Optimizer, Way};
+pub use self::precision::Precision;
+pub use self::program::{Known, Phase, Program, Purpose, Understood};
+
+/// Why an edit cannot be answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unfit(pub String);
+
+/// How sure an edit is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Sure {
+    /// PyTorch's code decides every size and moment.
+    Certain,
+    /// Some sizes or moments are known within limits.
+    Range,
+    /// Something was assumed that the trace does not show.
+    Guess,
+}
+
+impl Sure {
+    /// For people and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Sure::Certain => "certain",
+            Sure::Range => "range",
+            Sure::Guess => "guess",
+        }
+    }
+}
+
+/// Which end of what is not known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// The least.
+    Least,
+    /// The likeliest.
+    Best,
+    /// The most.
+    Most,
+}
+
+impl End {
+    /// All of them.
+    pub const ALL: [End; 3] = [End::Best, End::Least, End::Most];
+
+    /// A number between two.
+    fn of(self, least: f64, best: f64, most: f64) -> f64 {
+        match self {
+            End::Least => least,
+            End::Best => best,
+            End::Most => most,
+        }
+    }
+}
+
+/// Which layers are checkpointed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Chosen {
+    /// All that repeat.
+    All,
+    /// Every n-th, from the first.
+    Every(usize),
+    /// From one to another, counted from 0, both included.
+    Layers(usize, usize),
+}
+
+/// What is kept elsewhere than on the GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Offload {
+    /// What the forward pass keeps (`torch.autograd.graph.save_on_cpu`).
+    Activations,
+    /// The state of the optimizer, and its update.
+    Optimizer,
+}
+
+/// Edits that are made together.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Edits {
+    /// Another optimizer.
+    pub optimizer: Option<Optimizer>,
+    /// Another way to update.
+    pub way: Option<Way>,
+    /// Whether gradients are freed with each step.
+    pub set_to_none: Option<bool>,
+    /// Micro-batches for each step of the optimizer.
+    pub accumulate: Option<u64>,
+    /// The first share of the parameters is not trained: from 0 to 1.
+    pub freeze: Option<f64>,
+    /// Rank of adapters that are trained in place of the matrices.
+    pub lora: Option<u64>,
+    /// Layers that are recomputed in the backward pass.
+    pub checkpoint: Option<Chosen>,
+    /// What is kept in host memory.
+    pub offload: Option<Offload>,
+    /// Another number format.
+    pub precision: Option<Precision>,
+    /// Over several processes.
+    pub layout: Option<Layout>,
+}
+
+/// What edits have made of a program.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changes {
+    /// How sure, and why.
+    pub notes: Vec<(Sure, String)>,
+    /// Bytes held at the peak of requested bytes before and after, by purpose.
+    pub at_peak: Vec<(&'static str, u64, u64)>,
+    /// In which part of a step the peak is, before and after.
+    pub peak_in: (&'static str, &'static str),
+    /// The part of the forward pass's time that is spent again, by the clock of the program's thread.
+    pub recomputed_share: Option<f64>,
+    /// Bytes that go to the host and back in each step.
+    pub moved_bytes: Option<u64>,
+}
+
+impl Changes {
+    fn note(&mut self, sure: Sure, text: impl Into<String>) {
+        self.notes.push((sure, text.into()));
+    }
+
+    /// As sure as the least sure of them.
+    #[must_use]
+    pub fn sure(&self) -> Sure {
+        self.notes.iter().map(|(sure, _)| *sure).max().unwrap_or(Sure::Certain)
+    }
+}
+
+impl Edits {
+    /// Makes all of them, those of the model first and those of the optimizer last.
+    ///
+    /// # Errors
+    /// Why one of them cannot be answered for this program.
+    pub fn apply<'a>(&self, recorded: &Program<'a>, end: End) -> Result<(Program<'a>, Changes), Unfit> {
+        let mut program = recorded.clone();
+        let mut changes = Changes::default();
+        if recorded.has_failed() {
+            changes.note(
+                Sure::Guess,
+                "the recorded run ran out of memory: what it would have asked for later is not known",
+            );
+        }
+        if recorded.has_private_pools() {
+            changes.note(Sure::Guess, "the program has memory pools of its own, as CUDA graphs have: edits inside of them are assumed to be possible");
+        }
+        let moves_tensors = self.checkpoint.is_some() || self.offload.is_some() || self.precision.is_some();
+        if recorded.is_generated() && (moves_tensors || self.lora.is_some() || self.freeze.is_some()) {
+            changes.note(
+                Sure::Guess,
+                "compiled code asks for memory: for another program, other code is generated",
+            );
+        }
+        let updates_again = self.updates_again();
+        if matches!(self.layout, Some(Layout::Fsdp(_))) {
+            layers::keep_spans(&mut program);
+        }
+        let optimizer = self.optimizer_after(recorded)?;
+        if let Some(precision) = self.precision {
+            precision::cast(&mut program, precision, end, &mut changes)?;
+        }
+        if let Some(rank) = self.lora {
+            precision::adapt(&mut program, rank, end, &mut changes)?;
+        }
+        if let Some(share) = self.freeze {
+            let n =
+                gradients::freeze(&mut program, &|number, n| (number as f64) < (share * n as f64).floor())?;
+            changes.note(
+                Sure::Range,
+                format!("{n} parameters are frozen: no gradient, no state, and the backward pass ends at the first that is trained"),
+            );
+        }
+        if let Some(chosen) = self.checkpoint {
+            checkpoint::checkpoint(&mut program, chosen, &mut changes)?;
+        }
+        if self.offload == Some(Offload::Activations) {
+            offload::activations(&mut program, end, &mut changes)?;
+        }
+        match self.set_to_none {
+            Some(true) => gradients::clear_gradients(&mut program)?,
+            Some(false) => gradients::keep_gradients(&mut program),
+            None => {}
+        }
+        if let Some(n) = self.accumulate {
+            gradients::accumulate(&mut program, n)?;
+            if !recorded.steps_are_equal() {
+                changes.note(Sure::Range, "the recorded steps ask for different sizes: the micro-batches of a step are copies of one of them");
+            }
+        }
+        if let Some(layout) = self.layout {
+            layout::spread(&mut program, layout, optimizer, updates_again, &mut changes)?;
+        } else if updates_again {
+            let (optimizer, way) = optimizer.ok_or_else(unknown_optimizer)?;
+            optimizer::install(&mut program, optimizer, way, &|sizes| sizes);
+            note_optimizer(optimizer, &mut changes);
+        }
+        if self.offload == Some(Offload::Optimizer) {
+            offload::optimizer(&mut program, &mut changes);
+        }
+        changes.at_peak = compared(recorded, &program);
+        changes.peak_in = (recorded.part_at(recorded.peak().1), program.part_at(program.peak().1));
+        Ok((program, changes))
+    }
+
+    /// Whether the optimizer's requests follow from the gradients, and not from the recording.
+    fn updates_again(&self) -> bool {
+        self.optimizer.is_some()
+            || self.way.is_some()
+            || self.freeze.is_some()
+            || self.lora.is_some()
+            || matches!(self.precision, Some(Precision::Bf16))
+    }
+
+    fn optimizer_after(&self, recorded: &Program<'_>) -> Result<Option<(Optimizer, Way)>, Unfit> {
+        let optimizer = self.optimizer.or(recorded.optimizer.optimizer);
+        let is_of_adam = matches!(optimizer, Some(Optimizer::Adam | Optimizer::AdamW));
+        if self.way.is_some() && !is_of_adam {
+            return Err(Unfit(
+                "--adam is about Adam and AdamW, and the optimizer is neither: name one with --optimizer"
+                    .into(),
+            ));
+        }
+        let way = self
+            .way
+            .or(recorded.optimizer.way.filter(|_| recorded.optimizer.optimizer == optimizer || is_of_adam));
+        Ok(optimizer.map(|optimizer| (optimizer, way.unwrap_or(Way::Foreach))))
+    }
+}
+
+fn unknown_optimizer() -> Unfit {
+    Unfit(
+        "the recorded optimizer is not one of torch.optim that is known here: name one with --optimizer"
+            .into(),
+    )
+}
+
+fn note_optimizer(optimizer: Optimizer, changes: &mut Changes) {
+    changes.note(
+        Sure::Certain,
+        "the optimizer has the defaults of torch.optim: weight decay of SGD and Adam, amsgrad, and closures need more",
+    );
+    match optimizer {
+        Optimizer::Adafactor => changes.note(
+            Sure::Range,
+            "Adafactor keeps a row and a column of each matrix; their lengths are inferred from the sizes of the vectors",
+        ),
+        Optimizer::Adam8bit => changes.note(
+            Sure::Range,
+            "states of 8 bits with scales for blocks of 256, as in bitsandbytes; its tables and staging buffers are not included",
+        ),
+        Optimizer::Sgd | Optimizer::Momentum | Optimizer::Adam | Optimizer::AdamW => {}
+    }
+}
+
+/// Bytes at the two peaks, by purpose, for all purposes that either has.
+fn compared(before: &Program<'_>, after: &Program<'_>) -> Vec<(&'static str, u64, u64)> {
+    let held = |program: &Program<'_>| program.held_at(program.peak().1);
+    let (before, after) = (held(before), held(after));
+    let mut names: Vec<&'static str> = before.keys().chain(after.keys()).copied().collect();
+    names.sort_unstable();
+    names.dedup();
+    let of = |held: &FxHashMap<&'static str, u64>, name| held.get(name).copied().unwrap_or(0);
+    let mut rows: Vec<_> =
+        names.into_iter().map(|name| (name, of(&before, name), of(&after, name))).collect();
+    rows.sort_by_key(|(name, before, after)| (std::cmp::Reverse((*before).max(*after)), *name));
+    rows
+}

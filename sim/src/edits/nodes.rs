@@ -1,0 +1,217 @@
+//! Operations: which request of a forward pass belongs to which node of autograd, by the stacks that both have.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::program::{NEVER, Phase, Program, Purpose, Step};
+use crate::stacks::StackId;
+
+/// In which precision an operation runs under autocast (the lists of `torch.autocast` for CUDA).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Class {
+    /// Matrix products, convolutions, attention: in 16 bits.
+    Half,
+    /// Norms, losses, powers: in 32 bits.
+    Full,
+    /// In the precision of their inputs.
+    Follows,
+    /// In that of their most precise input: sums of two tensors, and what autograd keeps nothing for.
+    Joins,
+}
+
+/// The beginnings of autograd's names.
+const HALF: &[&str] = &[
+    "Addmm",
+    "Mm",
+    "Bmm",
+    "Baddbmm",
+    "Addbmm",
+    "Addmv",
+    "Mv",
+    "Linear",
+    "Convolution",
+    "CudnnConvolution",
+    "ScaledDotProduct",
+    "Prelu",
+    "Einsum",
+];
+const FULL: &[&str] = &[
+    "NativeLayerNorm",
+    "NativeGroupNorm",
+    "LayerNorm",
+    "FusedRmsNorm",
+    "LinalgVectorNorm",
+    "Norm",
+    "Softmax",
+    "LogSoftmax",
+    "NllLoss",
+    "CrossEntropy",
+    "MseLoss",
+    "SmoothL1Loss",
+    "HuberLoss",
+    "BinaryCrossEntropy",
+    "KlDiv",
+    "Pow",
+    "Exp",
+    "Log",
+    "Rsqrt",
+    "Reciprocal",
+    "Sum",
+    "Prod",
+    "Cumsum",
+    "Cumprod",
+    "Acos",
+    "Asin",
+    "Cosh",
+    "Sinh",
+    "Tan0",
+    "TanBackward",
+    "Erfinv",
+    "Softplus",
+    "Softmin",
+    "Dist",
+    "Renorm",
+    "Grid",
+];
+/// Those that a loss is made of.
+const LOSS: &[&str] = &["LogSoftmax", "NllLoss", "CrossEntropy", "BinaryCrossEntropy", "KlDiv"];
+
+/// What stacks show of operations.
+pub(super) struct Nodes {
+    /// By the number that stacks with the same frames share.
+    classes: FxHashMap<u32, Class>,
+    losses: FxHashSet<u32>,
+    /// Of each stack, that number.
+    frames: Vec<u32>,
+    /// Names of nodes show that the program runs under autocast already.
+    pub(super) has_casts: bool,
+    pub(super) has_names: bool,
+}
+
+impl Nodes {
+    pub(super) fn of(program: &Program<'_>) -> Nodes {
+        let stacks = program.stacks();
+        let mut numbers: FxHashMap<&[u32], u32> = FxHashMap::default();
+        let mut number = |list| {
+            let next = numbers.len() as u32;
+            *numbers.entry(list).or_insert(next)
+        };
+        let frames: Vec<u32> = stacks.lists.iter().map(|list| number(&list[..])).collect();
+        let starts = |name: &str, list: &[&str]| list.iter().any(|start| name.starts_with(start));
+        let mut classes: FxHashMap<u32, Class> = FxHashMap::default();
+        let (mut losses, mut has_casts) = (FxHashSet::default(), false);
+        for (stack, name) in &stacks.nodes {
+            let Some(frames) = frames.get(stack.0 as usize) else { continue };
+            let class = match &**name {
+                name if starts(name, HALF) => Class::Half,
+                name if starts(name, FULL) => Class::Full,
+                name if name.starts_with("Add") || name.starts_with("Sub") => Class::Joins,
+                _ => Class::Follows,
+            };
+            has_casts |= name.starts_with("ToCopy");
+            if starts(name, LOSS) {
+                losses.insert(*frames);
+            }
+            let known = classes.entry(*frames).or_insert(class);
+            // A line may do several things: a product decides.
+            if class == Class::Half || *known == Class::Follows {
+                *known = class;
+            }
+        }
+        Nodes { classes, losses, frames, has_casts, has_names: !stacks.nodes.is_empty() }
+    }
+
+    pub(super) fn frames(&self, stack: StackId) -> u32 {
+        self.frames.get(stack.0 as usize).copied().unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn class(&self, stack: StackId) -> Class {
+        self.classes.get(&self.frames(stack)).copied().unwrap_or(Class::Joins)
+    }
+
+    pub(super) fn is_loss(&self, stack: StackId) -> bool {
+        self.losses.contains(&self.frames(stack))
+    }
+}
+
+/// A matrix product of a forward pass and its node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product {
+    /// Its output: index of a tensor.
+    pub(super) output: usize,
+    /// Bytes of the gradients of its parameters, the largest first.
+    pub(super) weight: u64,
+    /// Of the others, together.
+    pub(super) bias: u64,
+    /// First and last request of its node.
+    pub(super) node: (u64, u64),
+}
+
+/// The products of a step, each with its node: the last of a line in the forward pass is the first in the backward pass.
+pub(super) fn products(program: &Program<'_>, step: &Step, nodes: &Nodes) -> Vec<Product> {
+    let parts = parts(program, step);
+    let mut forward: FxHashMap<u32, Vec<usize>> = FxHashMap::default();
+    for index in program.born_within(step.begin, step.passes[0].0) {
+        let it = &program.tensors[index];
+        if it.phase == Phase::Forward && it.freed != NEVER && nodes.class(it.stack) == Class::Half {
+            forward.entry(nodes.frames(it.stack)).or_default().push(index);
+        }
+    }
+    // Of each node: its frames, its requests, its parameters' gradients.
+    let mut backward: FxHashMap<u32, Vec<(u32, (u64, u64), Vec<u64>)>> = FxHashMap::default();
+    let end = step.passes[step.passes.len() - 1].1;
+    for index in program.born_within(step.passes[0].0, end + 1) {
+        let it = &program.tensors[index];
+        if it.node == 0 || nodes.class(it.stack) != Class::Half {
+            continue;
+        }
+        let own = backward.entry(nodes.frames(it.stack)).or_default();
+        if own.last().is_none_or(|(node, ..)| *node != it.node) {
+            own.push((it.node, (it.born, it.born), vec![]));
+        }
+        if let Some((_, (_, last), gradients)) = own.last_mut() {
+            *last = it.born;
+            if it.purpose == Purpose::Gradient || parts.contains(&index) {
+                gradients.push(it.bytes);
+            }
+        }
+    }
+    let mut products = vec![];
+    for (frames, own) in forward {
+        let Some(nodes) = backward.get(&frames) else { continue };
+        // One output for each node: the largest of each turn.
+        let n = nodes.len();
+        if own.len() < n {
+            continue;
+        }
+        let per = own.len() / n;
+        for (number, (_, node, gradients)) in nodes.iter().rev().enumerate() {
+            let turn = &own[number * per..(number + 1) * per];
+            let output = turn.iter().copied().max_by_key(|index| program.tensors[*index].bytes);
+            let weight = gradients.iter().copied().max().unwrap_or(0);
+            let bias = gradients.iter().sum::<u64>() - weight;
+            products.extend(output.map(|output| Product { output, weight, bias, node: *node }));
+        }
+    }
+    products.sort_by_key(|product| product.output);
+    products
+}
+
+/// Parts of gradients of parameters that are used more than once: freed when their sum is there.
+pub(super) fn parts(program: &Program<'_>, step: &Step) -> FxHashSet<usize> {
+    const EVENTS: u64 = 8 << 32;
+    let mut sums: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
+    for index in &step.gradients {
+        let gradient = &program.tensors[*index];
+        sums.entry(gradient.bytes).or_default().push(gradient.born);
+    }
+    let end = step.passes[step.passes.len() - 1].1;
+    let is_part = |index: &usize| {
+        let it = &program.tensors[*index];
+        it.node > 0
+            && it.purpose != Purpose::Gradient
+            && sums.get(&it.bytes).is_some_and(|sums| {
+                sums.iter().any(|sum| it.born < *sum && *sum < it.freed && it.freed - sum < EVENTS)
+            })
+    };
+    program.born_within(step.passes[0].0, end + 1).filter(is_part).collect()
+}

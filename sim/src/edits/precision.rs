@@ -1,0 +1,395 @@
+//! Other number formats, and adapters of low rank in place of trained matrices.
+//!
+//! Under autocast, matrix products run in 16 bits: their inputs and weights are cast (weights once, kept for the backward pass), their outputs are
+//! half as large. Norms, losses and powers stay in 32 bits, and what is in between follows its inputs. Gradients of parameters are made in 16
+//! bits and cast. All that is read off the names of autograd's nodes; that the recorded run is in 32 bits is assumed.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::gradients::without_gradients;
+use super::nodes::{Class, Nodes, Product, parts, products};
+use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
+use super::{Changes, End, Sure, Unfit};
+
+/// A number format.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Precision {
+    /// `torch.autocast` with bfloat16.
+    AutocastBf16,
+    /// The same with float16.
+    AutocastFp16,
+    /// Model, gradients and state in bfloat16.
+    Bf16,
+    /// Everything in float32.
+    Fp32,
+}
+
+/// Below this, tensors are statistics, indices and seeds, whose format does not matter.
+const SMALL: u64 = 64 << 10;
+
+/// Casts a program that runs in 32 bits.
+///
+/// # Errors
+/// Why its formats are not known.
+pub(super) fn cast(
+    program: &mut Program<'_>,
+    precision: Precision,
+    end: End,
+    changes: &mut Changes,
+) -> Result<(), Unfit> {
+    let nodes = Nodes::of(program);
+    if precision == Precision::Fp32 {
+        return Err(Unfit("a trace does not say which tensors are in 16 bits, so that it cannot be known what they would be in 32".into()));
+    }
+    if !nodes.has_names {
+        return Err(Unfit(
+            "the trace has no names of autograd's nodes: what runs in 16 bits is not known".into(),
+        ));
+    }
+    if nodes.has_casts {
+        return Err(Unfit("the recorded run casts between formats already: record one in 32 bits".into()));
+    }
+    let mut casting = Casting { nodes, end, added: vec![] };
+    for step in program.steps.clone() {
+        match precision {
+            Precision::Bf16 => casting.all(program, &step),
+            Precision::AutocastBf16 | Precision::AutocastFp16 | Precision::Fp32 => {
+                casting.autocast(program, &step)
+            }
+        }
+    }
+    if precision == Precision::Bf16 {
+        for tensor in &mut program.tensors {
+            let is_of_model =
+                matches!(tensor.purpose, Purpose::Parameter | Purpose::Gradient | Purpose::State);
+            if is_of_model && tensor.bytes > 8 {
+                tensor.bytes = tensor.bytes.div_ceil(2);
+            }
+        }
+    }
+    program.tensors.append(&mut casting.added);
+    program.settle();
+    changes.note(Sure::Range, "the recorded run is assumed to be in 32 bits; which format an operation uses follows from its autograd node, other kernels may need other workspaces");
+    if precision == Precision::Bf16 {
+        changes.note(
+            Sure::Range,
+            "the loss is assumed to be computed in 32 bits, as most libraries do; at least: in 16",
+        );
+    }
+    Ok(())
+}
+
+struct Casting {
+    nodes: Nodes,
+    end: End,
+    added: Vec<Tensor>,
+}
+
+/// The output of an operation that was last seen.
+#[derive(Clone, Copy)]
+struct Last {
+    index: usize,
+    is_half: bool,
+}
+
+impl Casting {
+    fn temporary(&mut self, bytes: u64, born: u64, freed: u64) {
+        self.added.push(Program::tensor(bytes, Purpose::Activation, Phase::Forward, born, freed));
+    }
+
+    /// Whether a tensor is a mask of a dropout, an element of 1 byte for each of 4.
+    fn is_mask(tensors: &[Tensor], index: usize, own: &std::ops::Range<usize>) -> bool {
+        let it = &tensors[index];
+        let near = index.saturating_sub(2).max(own.start)..(index + 3).min(own.end);
+        let mut near = near.map(|index| &tensors[index]);
+        near.any(|other| other.stack == it.stack && other.bytes == it.bytes.saturating_mul(4))
+    }
+
+    fn autocast(&mut self, program: &mut Program<'_>, step: &Step) {
+        let products = products(program, step, &self.nodes);
+        let by_output: FxHashMap<usize, Product> = products.into_iter().map(|it| (it.output, it)).collect();
+        let own = program.born_within(step.begin, step.passes[0].0);
+        let start = step.passes[0].0;
+        let is_kept = |it: &Tensor| it.freed > start && it.freed != NEVER;
+        let mut halves: FxHashSet<usize> = FxHashSet::default();
+        let mut is_half_at: FxHashMap<u32, bool> = FxHashMap::default();
+        // Tensors in 32 bits that are alive, by size; what the next product takes is the last of them.
+        let mut full: FxHashMap<u64, u64> = FxHashMap::default();
+        let mut last: Option<Last> = None;
+        let mut input: Option<usize> = None;
+        let recorded: Vec<Tensor> = program.tensors[own.clone()].to_vec();
+        for index in own.clone() {
+            let it = recorded[index - own.start];
+            if it.phase != Phase::Forward
+                || it.freed == NEVER
+                || it.bytes < SMALL
+                || Casting::is_mask(&program.tensors, index, &own)
+            {
+                continue;
+            }
+            let class = self.nodes.class(it.stack);
+            let lasts_half = last.is_some_and(|last| last.is_half);
+            let joins = full.get(&it.bytes).is_some_and(|freed| *freed > it.born);
+            let is_half = match class {
+                Class::Half => true,
+                Class::Full => false,
+                Class::Follows => lasts_half,
+                Class::Joins if it.purpose == Purpose::Cache => lasts_half,
+                Class::Joins => lasts_half && !joins,
+            };
+            let is_half = match (class, self.end) {
+                (Class::Follows | Class::Joins, End::Most) => false,
+                _ => is_half,
+            };
+            match (class, last) {
+                (Class::Half, Some(last)) => {
+                    // Several products in a row take the same input: each casts it.
+                    let from = if last.is_half { input } else { Some(last.index) };
+                    input = from;
+                    if let Some(from) = from {
+                        let whole = recorded[from - own.start];
+                        let freed = if is_kept(&whole) { whole.freed } else { it.born + 2 };
+                        self.temporary(whole.bytes.div_ceil(2), it.born - 1, freed);
+                        if is_kept(&whole) && program.tensors[from].freed != NEVER {
+                            program.tensors[from].free_at(it.born + 3);
+                        }
+                    }
+                    if let Some(product) = by_output.get(&index) {
+                        self.temporary(product.weight.div_ceil(2), it.born - 2, product.node.1 + 3);
+                    }
+                }
+                (Class::Full, Some(last)) if last.is_half => {
+                    let whole = recorded[last.index - own.start];
+                    let freed = if is_kept(&whole) { whole.freed } else { it.born + 2 };
+                    self.temporary(whole.bytes, it.born - 1, freed);
+                    if is_kept(&whole) {
+                        program.tensors[last.index].free_at(it.born + 3);
+                    }
+                    input = None;
+                }
+                _ => input = if class == Class::Half { input } else { None },
+            }
+            if is_half {
+                halves.insert(index);
+            } else {
+                let freed = full.entry(it.bytes).or_insert(0);
+                *freed = (*freed).max(it.freed);
+            }
+            is_half_at.insert(self.nodes.frames(it.stack), is_half);
+            last = Some(Last { index, is_half });
+        }
+        for index in halves {
+            program.tensors[index].bytes = program.tensors[index].bytes.div_ceil(2);
+        }
+        self.backward(program, step, &is_half_at);
+    }
+
+    /// Gradients have the format of what they are gradients of; those of parameters are cast to 32 bits.
+    fn backward(&mut self, program: &mut Program<'_>, step: &Step, is_half_at: &FxHashMap<u32, bool>) {
+        let parts = parts(program, step);
+        let end = step.passes[step.passes.len() - 1].1;
+        let own = program.born_within(step.passes[0].0, end + 1);
+        let ends = node_ends(program, own.clone());
+        for index in own {
+            let it = program.tensors[index];
+            if it.node == 0 || it.bytes < SMALL {
+                continue;
+            }
+            let is_half = is_half_at.get(&self.nodes.frames(it.stack)).copied().unwrap_or(false);
+            let is_product = self.nodes.class(it.stack) == Class::Half;
+            if it.purpose == Purpose::Gradient || parts.contains(&index) {
+                if is_product {
+                    self.temporary(it.bytes.div_ceil(2), it.born - 1, it.born + 1);
+                }
+                continue;
+            }
+            // Sums are made in 32 bits, whatever they are of.
+            let is_staging =
+                ends.get(&it.node).is_some_and(|(since, last)| it.born > *since && it.freed < *last);
+            if is_half && !is_staging {
+                program.tensors[index].bytes = it.bytes.div_ceil(2);
+            }
+        }
+    }
+
+    fn all(&mut self, program: &mut Program<'_>, step: &Step) {
+        let end = step.passes[step.passes.len() - 1].1;
+        let forward = program.born_within(step.begin, step.passes[0].0);
+        let recorded: Vec<Tensor> = program.tensors[forward.clone()].to_vec();
+        let is_loss_in_half = self.end == End::Least;
+        let mut last: Option<usize> = None;
+        let mut is_in_loss = false;
+        for index in forward.clone() {
+            let it = recorded[index - forward.start];
+            let is_float =
+                it.phase == Phase::Forward && it.freed != NEVER && it.purpose != Purpose::Parameter;
+            if !is_float
+                || it.bytes < SMALL
+                || Casting::is_mask(&recorded, index - forward.start, &(0..recorded.len()))
+            {
+                continue;
+            }
+            if self.nodes.is_loss(it.stack) && !is_loss_in_half {
+                if let Some(last) = last.filter(|_| !is_in_loss) {
+                    self.temporary(recorded[last - forward.start].bytes, it.born - 1, it.born + (4 << 32));
+                }
+                is_in_loss = true;
+                continue;
+            }
+            program.tensors[index].bytes = it.bytes.div_ceil(2);
+            last = Some(index);
+        }
+        let backward = program.born_within(step.passes[0].0, end + 1);
+        let ends = node_ends(program, backward.clone());
+        let mut last_of_loss: Option<Tensor> = None;
+        for index in backward {
+            let it = program.tensors[index];
+            // What is for the model is halved with it.
+            let is_of_model = matches!(it.purpose, Purpose::Gradient | Purpose::Parameter | Purpose::State);
+            if it.node == 0 || it.bytes < SMALL || is_of_model || it.freed == NEVER {
+                continue;
+            }
+            if self.nodes.is_loss(it.stack) && !is_loss_in_half {
+                last_of_loss = Some(it);
+                continue;
+            }
+            if let Some(last) = last_of_loss.take() {
+                self.temporary(last.bytes.div_ceil(2), it.born - 1, last.freed);
+                let own = program.born_within(last.born, last.born + 1);
+                program.tensors[own].iter_mut().for_each(|tensor| tensor.free_at(it.born - 1));
+            }
+            let is_staging =
+                ends.get(&it.node).is_some_and(|(since, last)| it.born > *since && it.freed < *last);
+            if !is_staging {
+                program.tensors[index].bytes = it.bytes.div_ceil(2);
+            }
+        }
+    }
+}
+
+/// Of each node with gradients of parameters: when the last of them was asked for, and when the next node begins.
+fn node_ends(program: &Program<'_>, own: std::ops::Range<usize>) -> FxHashMap<u32, (u64, u64)> {
+    let mut ends: FxHashMap<u32, (u64, u64)> = FxHashMap::default();
+    let mut first: FxHashMap<u32, u64> = FxHashMap::default();
+    for tensor in &program.tensors[own] {
+        first.entry(tensor.node).or_insert(tensor.born);
+        if tensor.purpose == Purpose::Gradient {
+            ends.insert(tensor.node, (tensor.born, NEVER));
+        }
+    }
+    for (node, (_, end)) in &mut ends {
+        *end = first.get(&(node + 1)).copied().unwrap_or(NEVER);
+    }
+    ends
+}
+
+/// Adapters of low rank: the recorded parameters are frozen, and every matrix product within a module has two small matrices that are trained.
+///
+/// # Errors
+/// The run shows no matrix products with parameters.
+pub(super) fn adapt(
+    program: &mut Program<'_>,
+    rank: u64,
+    end: End,
+    changes: &mut Changes,
+) -> Result<(), Unfit> {
+    let nodes = Nodes::of(program);
+    if !nodes.has_names {
+        return Err(Unfit(
+            "the trace has no names of autograd's nodes: which operations are matrix products is not known"
+                .into(),
+        ));
+    }
+    let mut removed: FxHashSet<usize> = FxHashSet::default();
+    let mut n_adapted = 0;
+    let mut added: Vec<Tensor> = vec![];
+    let mut new_gradients: Vec<Vec<usize>> = vec![];
+    let steps = program.steps.clone();
+    let first = steps[0].begin;
+    for (number, step) in steps.iter().enumerate() {
+        let products: Vec<Product> = products(program, step, &nodes);
+        // The output layer is left out, as adapters of all linear layers do: it is the last and the largest.
+        let last = products.iter().map(|it| it.output).max();
+        let adapted: Vec<Product> =
+            products.into_iter().filter(|it| it.weight > SMALL && Some(it.output) != last).collect();
+        n_adapted = n_adapted.max(adapted.len());
+        let all: FxHashSet<usize> = step.gradients.iter().copied().collect();
+        removed.extend(without_gradients(program, step, &all, None));
+        let mut own = vec![];
+        for product in &adapted {
+            let output = program.tensors[product.output];
+            let vector = product.bias.clamp(4, product.weight).min(product.weight);
+            // Sides of the matrix: its bias is as long as one of them, else it is taken to be square.
+            let elements = product.weight / 4;
+            let out = if product.bias > 0 { vector / 4 } else { elements.isqrt().max(1) };
+            let sides = [(elements / out.max(1)).max(1) * rank * 4, out * rank * 4];
+            // Its output, the same scaled, and the sum, which takes the place of the recorded output.
+            let at = output.born;
+            added.push(Program::tensor(output.bytes, Purpose::Temporary, Phase::Forward, at + 1, at + 3));
+            let scaled = at + 2;
+            added.push(Program::tensor(output.bytes, Purpose::Temporary, Phase::Forward, scaled, at + 5));
+            // The backward pass scales the gradient and multiplies it with both.
+            let (begin, last) = product.node;
+            added.push(Program::tensor(
+                output.bytes,
+                Purpose::Temporary,
+                Phase::Backward,
+                begin - 2,
+                last + 2,
+            ));
+            let whole = end.of(0.0, 1.0, 1.0) > 0.0;
+            if whole {
+                added.push(Program::tensor(
+                    input_bytes(program, product),
+                    Purpose::Temporary,
+                    Phase::Backward,
+                    last + 1,
+                    last + 5,
+                ));
+            }
+            for (offset, bytes) in (3..).zip(sides) {
+                if number == 0 {
+                    added.push(Program::tensor(
+                        bytes,
+                        Purpose::Parameter,
+                        Phase::Model,
+                        first - 100_000 + added.len() as u64,
+                        NEVER,
+                    ));
+                }
+                own.push(added.len());
+                added.push(Program::tensor(
+                    bytes,
+                    Purpose::Gradient,
+                    Phase::Backward,
+                    last + offset,
+                    step.end + 1 + own.len() as u64,
+                ));
+            }
+        }
+        new_gradients.push(own);
+    }
+    if n_adapted == 0 {
+        return Err(Unfit(
+            "no matrix products with trained parameters are found: there is nothing to adapt".into(),
+        ));
+    }
+    let n = program.tensors.len();
+    program.tensors.append(&mut added);
+    for (step, own) in program.steps.iter_mut().zip(new_gradients) {
+        step.gradients = own.into_iter().map(|index| n + index).collect();
+    }
+    program.retain(|index, _| !removed.contains(&index));
+    program.settle();
+    changes.note(
+        Sure::Range,
+        format!("adapters of rank {rank} at {n_adapted} matrix products, all else frozen; the sides of matrices are inferred from their biases"),
+    );
+    Ok(())
+}
+
+/// The gradient of a product's input is as large as what its node asks for first.
+fn input_bytes(program: &Program<'_>, product: &Product) -> u64 {
+    let first = program.born_within(product.node.0, product.node.0 + 1);
+    program.tensors[first].first().map_or(0, |it| it.bytes)
+}

@@ -1,0 +1,200 @@
+//! Small programs, written out request by request.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::ops::{AllocId, Allocation, Builder, Frame, Op, OpStream, PoolIdx, StackId, StreamIdx};
+use crate::stacks::Stacks;
+use crate::whatif::{Laboratory, Question};
+
+const MIB: u64 = 1 << 20;
+/// Stacks of the program below.
+const MODEL: u32 = 0;
+const LAYER: u32 = 1;
+const SCRATCH: u32 = 2;
+const BACK: u32 = 3;
+const ADAM: u32 = 4;
+const LOSS: u32 = 5;
+
+fn stacks() -> Stacks {
+    let frame = |name: &str, file: &str, line| Frame { name: name.into(), file: file.into(), line };
+    let frames = vec![
+        frame("<module>", "/job/train.py", 1),
+        frame("Model.forward", "/job/model.py", 10),
+        frame("Layer.forward", "/job/model.py", 20),
+        frame("Layer.forward", "/job/model.py", 21),
+        frame("Adam._init_group", "/v/torch/optim/adam.py", 178),
+        frame("_multi_tensor_adam", "/v/torch/optim/adam.py", 791),
+        frame("cross_entropy", "/v/torch/nn/functional.py", 3504),
+    ];
+    let lists: Vec<Box<[u32]>> = vec![
+        [0].into(),
+        [3, 1, 0].into(),
+        [2, 1, 0].into(),
+        [3, 1, 0].into(),
+        [5, 4, 0].into(),
+        [6, 0].into(),
+    ];
+    let mut stacks = Stacks { frames, lists, ..Stacks::default() };
+    stacks.nodes.insert(StackId(BACK), Arc::from("AddmmBackward0"));
+    stacks
+}
+
+/// Writes a program.
+struct Script {
+    builder: Builder,
+    of: Vec<Known>,
+    passes: Vec<(AllocId, AllocId)>,
+}
+
+impl Script {
+    fn ask(&mut self, mib: u64, stack: u32, purpose: Purpose, phase: Phase) -> AllocId {
+        let (stream, pool) = (StreamIdx(0), PoolIdx::DEFAULT);
+        let stack = StackId(stack);
+        self.of.push(Known { purpose, phase, time: self.of.len() as u64 * 1000 });
+        self.builder.alloc(Allocation { requested: mib * MIB, address: 0, stack, stream, pool })
+    }
+
+    fn free(&mut self, id: AllocId) {
+        self.builder.op(Op::FreeRequested(id));
+        self.builder.op(Op::FreeCompleted(id));
+    }
+}
+
+/// Three layers of 10 MiB of parameters each. A layer keeps 8 MiB and has 4 MiB for a while. Adam has two states, and as much for a while as there
+/// are parameters. Three steps.
+///
+/// ```text
+///  forward   scratch 4 ├┤  kept 8 ├─────── ... ─────┤
+///  backward                       scratch 8 ├──┤ gradient 10 ├──────┤
+///  update                                             state 20 ├───────, roots 10 ├┤
+/// ```
+fn training() -> (OpStream, Understood) {
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    for _ in 0..3 {
+        it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
+    }
+    for step in 0..3 {
+        let input = it.ask(8, LOSS, Purpose::Other, Phase::Outside);
+        let mut kept = vec![];
+        for _ in 0..3 {
+            let scratch = it.ask(4, SCRATCH, Purpose::Temporary, Phase::Forward);
+            it.free(scratch);
+            kept.push(it.ask(8, LAYER, Purpose::Activation, Phase::Forward));
+        }
+        let loss = it.ask(1, LOSS, Purpose::Activation, Phase::Forward);
+        let (mut gradients, mut ends) = (vec![], vec![]);
+        for kept in kept.into_iter().rev() {
+            let scratch = it.ask(8, BACK, Purpose::Temporary, Phase::Backward);
+            gradients.push(it.ask(10, BACK, Purpose::Gradient, Phase::Backward));
+            it.free(kept);
+            ends.extend([scratch, gradients[gradients.len() - 1]]);
+            it.free(scratch);
+        }
+        it.passes.push((ends[0], ends[ends.len() - 1]));
+        it.free(loss);
+        if step == 0 {
+            for _ in 0..6 {
+                it.ask(10, ADAM, Purpose::State, Phase::Update);
+            }
+        }
+        let roots: Vec<AllocId> =
+            (0..3).map(|_| it.ask(10, ADAM, Purpose::Temporary, Phase::Update)).collect();
+        roots.into_iter().for_each(|root| it.free(root));
+        gradients.into_iter().rev().for_each(|gradient| it.free(gradient));
+        it.free(input);
+    }
+    let mut stream = it.builder.finish();
+    stream.stacks = Arc::new(stacks());
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+/// MiB requested at most, under edits.
+fn peak(edits: Edits) -> u64 {
+    let (stream, understood) = training();
+    let program = Program::of(&stream, &understood).expect("it can be edited");
+    let (edited, _) = edits.apply(&program, End::Best).expect("they can be made");
+    let edited = edited.stream();
+    let laboratory = Laboratory::of_prediction(&edited);
+    let outcome = laboratory.guess(&Question::torch((2, 11), "")).expect("a policy");
+    outcome.books.requested.peak / MIB
+}
+
+const NONE: Edits = Edits {
+    optimizer: None,
+    way: None,
+    set_to_none: None,
+    accumulate: None,
+    freeze: None,
+    lora: None,
+    checkpoint: None,
+    offload: None,
+    precision: None,
+    layout: None,
+};
+
+#[test]
+fn a_program_without_edits_is_the_recorded_one() {
+    let (stream, understood) = training();
+    let program = Program::of(&stream, &understood).expect("it can be edited");
+    let same = program.stream();
+    assert_eq!(same.ops, stream.ops);
+    assert_eq!(same.allocations, stream.allocations);
+    // Parameters, state, gradients, roots and the input.
+    assert_eq!(peak(NONE), 30 + 60 + 30 + 30 + 8);
+}
+
+#[test]
+fn optimizers_have_their_state_and_their_temporaries() {
+    let optimizer = |optimizer| peak(Edits { optimizer: Some(optimizer), ..NONE });
+    assert_eq!(optimizer(Optimizer::AdamW), peak(NONE));
+    // The first layer's backward pass: parameters, gradients, the input, the loss, what it kept, scratch.
+    assert_eq!(optimizer(Optimizer::Sgd), 30 + 30 + 8 + 1 + 8 + 8);
+    assert_eq!(optimizer(Optimizer::Momentum), 30 + 30 + 8 + 1 + 8 + 8 + 30);
+    let way = |way| peak(Edits { way: Some(way), ..NONE });
+    assert_eq!(way(Way::Fused), 30 + 60 + 30 + 8 + 1 + 8 + 8);
+    // The last parameter's denominator, the next one's, and its root.
+    assert_eq!(way(Way::ForLoop), 30 + 60 + 30 + 8 + 30);
+}
+
+#[test]
+fn gradients_that_stay_are_held_through_the_forward_pass() {
+    // Roots are beside gradients anyway; in the backward pass those of the first step, and the new one until it is added.
+    let sgd = Edits { optimizer: Some(Optimizer::Sgd), ..NONE };
+    assert_eq!(peak(Edits { set_to_none: Some(false), ..sgd }), 30 + 30 + 8 + 24 + 1 + 8 + 10);
+    assert_eq!(peak(Edits { accumulate: Some(4), ..sgd }), 30 + 30 + 8 + 24 + 1 + 8 + 10);
+    assert_eq!(peak(Edits { set_to_none: Some(true), ..NONE }), peak(NONE));
+}
+
+#[test]
+fn checkpointed_layers_keep_their_inputs() {
+    let sgd = Edits { optimizer: Some(Optimizer::Sgd), ..NONE };
+    // With gradients that stay, the peak is where the last layer's backward pass begins: all layers keep 8.
+    let before = peak(Edits { set_to_none: Some(false), ..sgd });
+    let under = |chosen| peak(Edits { set_to_none: Some(false), checkpoint: Some(chosen), ..sgd });
+    // What the first layer keeps is the second's input; the last is made again.
+    assert_eq!((before, under(Chosen::All)), (111, 111));
+}
+
+#[test]
+fn a_frozen_part_has_no_gradients_and_no_state() {
+    // One of three: two gradients, their state and roots.
+    assert_eq!(peak(Edits { freeze: Some(0.34), ..NONE }), 30 + 40 + 20 + 20 + 8);
+}
+
+#[test]
+fn data_parallel_training_holds_buckets_beside_gradients() {
+    assert_eq!(peak(Edits { layout: Some(Layout::Ddp(2)), ..NONE }), peak(NONE) + 30);
+    // Of three parameters, two go to one process.
+    assert_eq!(peak(Edits { layout: Some(Layout::Zero1(2)), ..NONE }), 30 + 30 + 40 + 30 + 20 + 8);
+}
+
+#[test]
+fn what_is_not_a_training_run_is_refused() {
+    let (mut stream, understood) = training();
+    let none = Understood { passes: vec![], ..understood.clone() };
+    assert!(Program::of(&stream, &none).is_err());
+    assert!(Program::of(&stream, &Understood::default()).is_err());
+    stream.history = crate::ops::History::StartsLate;
+    assert!(Program::of(&stream, &understood).is_err());
+}
