@@ -113,13 +113,15 @@ pub fn whatif(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Resu
     Ok(Reply { part: Part { title: path.to_owned(), sections, ..Part::default() }, json })
 }
 
-/// The program with edits three times, with the least, the likeliest and the most of what is not known; the likeliest first.
+/// The program with edits, and where something is not known also with the least and the most of it; the likeliest first.
 pub(super) fn edited(program: &Program<'_>, edits: &Edits) -> Result<Vec<(OpStream, Changes)>, Unfit> {
-    let edited = on_all_cores(End::ALL.len(), |index| {
-        let edited = edits.apply(program, End::ALL[index]);
-        Some(edited.map(|(program, changes)| (program.stream(), changes)))
-    });
-    edited.into_iter().collect()
+    let apply = |end: End| edits.apply(program, end).map(|(program, changes)| (program.stream(), changes));
+    let best = apply(End::Best)?;
+    if best.1.sure() == Sure::Certain {
+        return Ok(vec![best]);
+    }
+    let others = on_all_cores(2, |index| Some(apply([End::Least, End::Most][index])));
+    std::iter::once(Ok(best)).chain(others).collect()
 }
 
 /// One device's program and what became of it.

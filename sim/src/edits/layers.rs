@@ -38,7 +38,7 @@ pub(super) fn of(program: &Program<'_>, step: &Step) -> Vec<Stretch> {
         })
         .collect();
     let stacks: Vec<StackId> = forward.iter().map(|index| program.tensors[*index].stack).collect();
-    let mut free: Vec<Range<usize>> = vec![0..forward.len()];
+    let mut free: Vec<Range<usize>> = Vec::from([Range { start: 0, end: forward.len() }]);
     let mut found: Vec<(Range<usize>, Vec<Range<usize>>)> = vec![];
     while found.len() < MOST_STRETCHES {
         let best =

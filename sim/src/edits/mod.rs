@@ -67,9 +67,6 @@ pub enum End {
 }
 
 impl End {
-    /// All of them.
-    pub const ALL: [End; 3] = [End::Best, End::Least, End::Most];
-
     /// A number between two.
     fn of(self, least: f64, best: f64, most: f64) -> f64 {
         match self {
@@ -222,8 +219,12 @@ impl Edits {
         if self.offload == Some(Offload::Optimizer) {
             offload::optimizer(&mut program, &mut changes);
         }
-        changes.at_peak = compared(recorded, &program);
-        changes.peak_in = (recorded.part_at(recorded.peak().1), program.part_at(program.peak().1));
+        // Shown of the likeliest alone.
+        if end == End::Best {
+            let peaks = (recorded.peak().1, program.peak().1);
+            changes.at_peak = compared((recorded, peaks.0), (&program, peaks.1));
+            changes.peak_in = (recorded.part_at(peaks.0), program.part_at(peaks.1));
+        }
         Ok((program, changes))
     }
 
@@ -278,9 +279,8 @@ fn note_optimizer(optimizer: Optimizer, changes: &mut Changes) {
 }
 
 /// Bytes at the two peaks, by purpose, for all purposes that either has.
-fn compared(before: &Program<'_>, after: &Program<'_>) -> Vec<(&'static str, u64, u64)> {
-    let held = |program: &Program<'_>| program.held_at(program.peak().1);
-    let (before, after) = (held(before), held(after));
+fn compared(before: (&Program<'_>, u64), after: (&Program<'_>, u64)) -> Vec<(&'static str, u64, u64)> {
+    let (before, after) = (before.0.held_at(before.1), after.0.held_at(after.1));
     let mut names: Vec<&'static str> = before.keys().chain(after.keys()).copied().collect();
     names.sort_unstable();
     names.dedup();

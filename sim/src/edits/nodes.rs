@@ -146,6 +146,15 @@ pub(super) struct Product {
     pub(super) node: (u64, u64),
 }
 
+/// What a node of a backward pass asks for.
+struct Made {
+    node: u32,
+    /// The first and the last.
+    requests: (u64, u64),
+    /// Bytes of gradients of parameters.
+    gradients: Vec<u64>,
+}
+
 /// The products of a step, each with its node: the last of a line in the forward pass is the first in the backward pass.
 pub(super) fn products(program: &Program<'_>, step: &Step, nodes: &Nodes) -> Vec<Product> {
     let parts = parts(program, step);
@@ -156,8 +165,7 @@ pub(super) fn products(program: &Program<'_>, step: &Step, nodes: &Nodes) -> Vec
             forward.entry(nodes.frames(it.stack)).or_default().push(index);
         }
     }
-    // Of each node: its frames, its requests, its parameters' gradients.
-    let mut backward: FxHashMap<u32, Vec<(u32, (u64, u64), Vec<u64>)>> = FxHashMap::default();
+    let mut backward: FxHashMap<u32, Vec<Made>> = FxHashMap::default();
     let end = step.passes[step.passes.len() - 1].1;
     for index in program.born_within(step.passes[0].0, end + 1) {
         let it = &program.tensors[index];
@@ -165,13 +173,13 @@ pub(super) fn products(program: &Program<'_>, step: &Step, nodes: &Nodes) -> Vec
             continue;
         }
         let own = backward.entry(nodes.frames(it.stack)).or_default();
-        if own.last().is_none_or(|(node, ..)| *node != it.node) {
-            own.push((it.node, (it.born, it.born), vec![]));
+        if own.last().is_none_or(|made| made.node != it.node) {
+            own.push(Made { node: it.node, requests: (it.born, it.born), gradients: vec![] });
         }
-        if let Some((_, (_, last), gradients)) = own.last_mut() {
-            *last = it.born;
+        if let Some(made) = own.last_mut() {
+            made.requests.1 = it.born;
             if it.purpose == Purpose::Gradient || parts.contains(&index) {
-                gradients.push(it.bytes);
+                made.gradients.push(it.bytes);
             }
         }
     }
@@ -184,12 +192,12 @@ pub(super) fn products(program: &Program<'_>, step: &Step, nodes: &Nodes) -> Vec
             continue;
         }
         let per = own.len() / n;
-        for (number, (_, node, gradients)) in nodes.iter().rev().enumerate() {
+        for (number, Made { requests, gradients, .. }) in nodes.iter().rev().enumerate() {
             let turn = &own[number * per..(number + 1) * per];
             let output = turn.iter().copied().max_by_key(|index| program.tensors[*index].bytes);
             let weight = gradients.iter().copied().max().unwrap_or(0);
             let bias = gradients.iter().sum::<u64>() - weight;
-            products.extend(output.map(|output| Product { output, weight, bias, node: *node }));
+            products.extend(output.map(|output| Product { output, weight, bias, node: *requests }));
         }
     }
     products.sort_by_key(|product| product.output);
