@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits
+.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -13,7 +13,8 @@ help: ## Print this list
 setup: ## Install what a fresh Debian or Ubuntu with Rust lacks
 	./tests/setup.sh
 
-# Object storage is more than half of all crates: the packages have it, and this has it with `make build FEATURES=objects`.
+# Object storage is more than half of all crates, and the server for agents brings 50: the packages have both, and this has them with
+# `make build FEATURES=objects,mcp`.
 FEATURES :=
 build: ## Build libgputrace.so, gputrace and the fake device, optimised
 	cargo build --release $(if $(FEATURES),--features $(FEATURES))
@@ -48,9 +49,9 @@ torture: build ## Kill, starve and corner recorded programs for minutes: they en
 
 lint: setup ## Hold format, lints and documentation
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --features objects -- -D warnings
+	cargo clippy --workspace --all-targets --features objects,mcp -- -D warnings
 	cargo clippy -p gputrace --bin gputrace -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --features objects --no-deps --quiet
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --features objects,mcp --no-deps --quiet
 
 check: lint test ## What CI runs first: format, lints, docs, tests
 
@@ -134,6 +135,10 @@ objects: build ## Read and write traces in stores that start here, from their pa
 	tests/objects/setup.sh target/objects
 	python3 tests/objects/objects.py $(RELEASE) target/objects target/objects/job
 
+mcp: ## Ask `gputrace mcp` by the protocol's own client library, and as nobody should
+	cargo test --release -p gputrace --features mcp --bin gputrace mcp::
+	cargo test --release -p gputrace --features mcp --test mcp
+
 # The wheel that each row of the simulator's table was measured with; `make oracle RELEASES=2.11.0` takes one. `make oracle ORACLE_SEEDS=100`
 # runs 100 programs of 1,000 commands with each of 12 to 22 option strings of every release: 15 minutes of a processor.
 RELEASES := $(shell sed -n 's/^ *row.\([0-9]*\), \([0-9]*\), .*/2.\1.\2/p' sim/src/policies/torch/profile.rs)
@@ -179,7 +184,7 @@ ZIG := target/tools/zig/bin
 
 portable: $(ZIG)/cargo-zigbuild
 	cargo build --release -p gputrace-shim
-	PATH="$(CURDIR)/$(ZIG):$$PATH" cargo zigbuild --release -p gputrace --bin gputrace --features objects --target x86_64-unknown-linux-gnu.2.17
+	PATH="$(CURDIR)/$(ZIG):$$PATH" cargo zigbuild --release -p gputrace --bin gputrace --features objects,mcp --target x86_64-unknown-linux-gnu.2.17
 
 $(ZIG)/cargo-zigbuild:
 	python3 -m venv target/tools/zig

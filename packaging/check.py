@@ -56,6 +56,8 @@ def check(arguments, python, folder):
     assert "Memory by owner" in report, report
     run(["gputrace", "record", "-q", "-o", "marked.gtr", "--", "python", "-c", MARKED], folder, environment)
     run(["python", "-c", LOADED, "marked.gtr"], folder, environment)
+    # Packages have the server for agents: it ends where nobody speaks to it.
+    run(["gputrace", "mcp"], folder, environment)
     # By hand, the library beside its recorder.
     library = run(["python", "-c", "import gputrace; print(gputrace.library_path())"], folder, environment).stdout.strip()
     by_hand = dict(environment, LD_PRELOAD=library, GPUTRACE_OUTPUT="by-hand.gtr")
@@ -70,7 +72,8 @@ def check(arguments, python, folder):
 
 def run(command, folder, environment):
     result = subprocess.run(
-        command, cwd=folder, env=environment or None, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        command, cwd=folder, env=environment or None, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, errors="replace"
     )
     assert result.returncode == 0, f"{' '.join(command)} ended with {result.returncode}:\n{result.stdout}{result.stderr}"
     return result

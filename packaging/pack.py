@@ -151,6 +151,7 @@ def tarball(binaries, pages):
     for file in os.listdir(f"{ROOT}/docs"):
         if file.endswith(".md"):
             files[f"{shared}/docs/{file}"] = read(f"{ROOT}/docs/{file}")
+    files[f"{shared}/skills/gputrace/SKILL.md"] = read(f"{ROOT}/skills/gputrace/SKILL.md")
     files[f"{shared}/THIRD-PARTY.txt"] = third_party()
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
@@ -178,7 +179,7 @@ def manual(program, scratch):
 
 def third_party():
     """The licences of all crates that are in the binaries."""
-    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", "gputrace/objects", "--filter-platform", TARGET]
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", "gputrace/objects,gputrace/mcp", "--filter-platform", TARGET]
     packages = json.loads(run(*command, cwd=ROOT))
     by_id = {package["id"]: package for package in packages["packages"]}
     nodes = {node["id"]: node for node in packages["resolve"]["nodes"]}

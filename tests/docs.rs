@@ -28,7 +28,7 @@ fn pages_in(folder: &str) -> Vec<PathBuf> {
 fn pages() -> Vec<PathBuf> {
     let examples = fs::read_dir(root().join("examples")).into_iter().flatten().flatten();
     let examples = examples.map(|entry| entry.path().join("README.md")).filter(|path| path.exists());
-    ["", "docs", "python"].into_iter().flat_map(pages_in).chain(examples).collect()
+    ["", "docs", "python", "skills/gputrace"].into_iter().flat_map(pages_in).chain(examples).collect()
 }
 
 /// Where the links of a page lead: what stands in round brackets after square ones.

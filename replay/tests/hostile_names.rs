@@ -134,6 +134,7 @@ const RUNS: &[(&str, &[&str])] = &[
             "-o NEW TRACE -- TRACE",
         ],
     ),
+    ("mcp", &["--allow MISSING", "--allow PLAIN", "--time-limit MISSING"]),
     ("upload", &["-o http://127.0.0.1:1/ TRACE", "-o http://127.0.0.1:1/ MISSING", "-o nowhere TRACE"]),
     ("reduce", &["-o NEW TRACE", "-o NEW TRACE OOM", "-o NEW CUT", "-o NEW MISSING", "-o PLAIN TRACE"]),
     // Formats have rules of their own: `formats_keep_their_rules_with_hostile_names`. These are the errors.

@@ -33,6 +33,7 @@ const WITHOUT: &[(&str, &str)] = &[
     ("who", "is asked of an address; held by tests/who.rs"),
     ("reduce", "writes what other verbs read; held by replay/src/reduce/tests.rs"),
     ("map", "says one line; what it writes is held by tests/cli/files.rs and tests/executors"),
+    ("mcp", "answers a client; held by tests/mcp.rs"),
     ("upload", "needs a store; held by tests/objects"),
     ("recover", "needs a ring"),
     ("attach", "needs a process; held by tests/attach.rs"),

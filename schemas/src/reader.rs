@@ -42,7 +42,7 @@ mod segments;
 use ahead::Ahead;
 pub use follow::{Follower, Grown};
 use input::{Input, last_first};
-pub use open::open_regular;
+pub use open::{confine_to, open_regular};
 use scan::{patience, scan};
 use segments::Segment;
 pub use segments::{base_of, older_segments, segment_name};

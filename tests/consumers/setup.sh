@@ -1,5 +1,5 @@
 #!/bin/sh
-# setup.sh [DIRECTORY]: installs the programs that open exports in tests/exports.rs, into DIRECTORY (default target/consumers): a Python
+# setup.sh [DIRECTORY]: installs the programs that tests hold exports and answers against, into DIRECTORY (default target/consumers): a Python
 # environment and a few packages of npm, and the two files of PyTorch that read snapshots. What is there is not fetched again; what cannot be
 # fetched is said on stderr, and its test says that it is skipped.
 set -u
@@ -24,6 +24,12 @@ if ! "$python" -c 'import duckdb, google.protobuf, jsonschema, opentelemetry.pro
         'duckdb>=1.4,<2' 'jsonschema>=4,<5' 'opentelemetry-proto>=1.30,<2' 'pandas>=2,<4' 'perfetto==0.59.*' 'prometheus_client>=0.20,<1' 'protobuf>=6' 'pyarrow>=20' >"$log" 2>&1; then
         say "no packages of Python: $(tail -n 1 "$log")"
     fi
+fi
+
+# By itself: it needs a newer Python than the others.
+if ! "$python" -c 'import mcp' 2>/dev/null && ! "$python" -m pip install --quiet --disable-pip-version-check --timeout 15 --retries 1 \
+    'mcp>=2,<3' >"$root/mcp.log" 2>&1; then
+    say "no client of the Model Context Protocol: $(tail -n 1 "$root/mcp.log")"
 fi
 
 if [ ! -d "$root/node_modules/speedscope" ] || [ ! -d "$root/node_modules/pprof-format" ] ||

@@ -4,20 +4,32 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// `O_PATH` names a file without opening it (asm-generic/fcntl.h).
 const NAMED: i32 = 0o10_000_000;
 /// `O_NONBLOCK` and `O_NOCTTY` (asm-generic/fcntl.h): neither a FIFO nor a lease is waited for.
 const AT_ONCE: i32 = 0o4000 | 0o400;
 
-/// Opens a regular file for reading; links are followed.
+/// The folders whose files may be opened, where not all may.
+static CONFINED: OnceLock<Vec<PathBuf>> = OnceLock::new();
+
+/// From now on, this process opens only files that lie below one of these folders, by whatever link they are named. The first call counts.
+///
+/// Folders are real names, without links. This bounds which traces are read for somebody who names them from outside; it keeps no code
+/// of this process from other files.
+pub fn confine_to(folders: Vec<PathBuf>) {
+    let _ = CONFINED.set(folders);
+}
+
+/// Opens a regular file for reading; links are followed, but not out of the folders of [`confine_to`].
 ///
 /// Whoever may write to its folder can have put anything there, and can exchange it at any moment. So the file is named first,
 /// which has no effect on it: to open a device may already do something. Only a regular file is then opened, and it is that very file.
 ///
 /// # Errors
-/// The system's, or it is not a regular file.
+/// The system's, it is not a regular file, or it lies elsewhere.
 pub fn open_regular(path: impl AsRef<Path>) -> io::Result<File> {
     let path = path.as_ref();
     let with = |flags| {
@@ -26,6 +38,14 @@ pub fn open_regular(path: impl AsRef<Path>) -> io::Result<File> {
         options
     };
     let named = with(NAMED).open(path)?;
+    if let Some(folders) = CONFINED.get() {
+        // Of the file that is named now: whatever becomes of links on the way, it is this one that is opened.
+        let real = std::fs::read_link(format!("/proc/self/fd/{}", named.as_raw_fd()))?;
+        if !folders.iter().any(|folder| real.starts_with(folder)) {
+            let outside = "it lies outside of the folders that may be read";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, outside));
+        }
+    }
     let found = named.metadata()?;
     let refused = || io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
     if !found.is_file() {

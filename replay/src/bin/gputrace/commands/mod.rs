@@ -25,6 +25,7 @@ mod leaks;
 mod library;
 mod manual;
 mod map;
+mod mcp;
 mod metrics;
 mod oom;
 mod parts;
@@ -130,6 +131,7 @@ const VERBS: &[Verb] = &[
     map::VERB,
     upload::VERB,
     export::VERB,
+    mcp::VERB,
     doctor::VERB,
     library::VERB,
     recover::VERB,
@@ -224,12 +226,16 @@ fn front() -> Command {
 /// # Errors
 /// What the verb could not do, in one line and its causes.
 pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
-    let words: Vec<OsString> = std::env::args_os().collect();
-    let matches = match command_for(&words).try_get_matches_from(&words) {
+    run_words(&std::env::args_os().collect::<Vec<_>>(), out)
+}
+
+/// The same for these words.
+fn run_words(words: &[OsString], out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let matches = match command_for(words).try_get_matches_from(words) {
         Ok(matches) => matches,
         Err(error) => match gone(&error) {
             Some((verb, instead)) => bail!("there is no `gputrace {verb}` any more: {instead}"),
-            None => wrong(error).exit(),
+            None => wrong(error, words).exit(),
         },
     };
     let Some((name, arguments)) = matches.subcommand() else { return Ok(ExitCode::from(2)) };
@@ -302,8 +308,8 @@ fn wait_for_recorders(named: &[PathBuf]) {
 
 /// The same error with arguments that a terminal obeys nothing of: they may be names of files (`gputrace report *`), and the
 /// message repeats them.
-fn wrong(error: clap::Error) -> clap::Error {
-    let arguments: Vec<_> = std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect();
+fn wrong(error: clap::Error, words: &[OsString]) -> clap::Error {
+    let arguments: Vec<_> = words.iter().map(|it| it.to_string_lossy().into_owned()).collect();
     if !arguments.iter().any(|it| it.contains(is_obeyed)) {
         return error;
     }
