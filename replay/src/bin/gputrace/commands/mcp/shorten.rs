@@ -37,6 +37,11 @@ pub(super) fn shorten(json: &str, without: Option<&str>, shown: &Shown) -> Resul
     if let Some(all) = with(Bounds::NONE) {
         return Ok((all, true));
     }
+    let too_long = "this part of the answer cannot be shortened to `max_bytes`: allow more, or ask for a smaller part with `pointer`";
+    // A mark in the place of a whole answer would name itself.
+    if matches!(part, Node::Atom(_)) {
+        return Err(too_long.to_owned());
+    }
     // As many elements of each list as fit; if not even one does, not all levels; if that is not enough, no long texts.
     for (texts, deepest) in
         [(usize::MAX, DEEPEST)].into_iter().chain((1..16).rev().flat_map(|it| [(usize::MAX, it), (LONG, it)]))
@@ -53,7 +58,7 @@ pub(super) fn shorten(json: &str, without: Option<&str>, shown: &Shown) -> Resul
         }
         return Ok((best, false));
     }
-    Err("this part of the answer cannot be shortened to `max_bytes`: allow more, or ask for a smaller part with `pointer`".to_owned())
+    Err(too_long.to_owned())
 }
 
 /// What is written of a part.
@@ -329,7 +334,7 @@ mod tests {
             assert!(is_all || last["pointer"] == "/rows", "{last}");
         }
         assert_eq!(seen, (0..1000).collect::<Vec<_>>());
-        check(&json, ("", 0, 60), r#"{"rows":[0,1,{"left_out":998,"skip":2,"pointer":"/rows"}]}"#);
+        check(&json, ("", 0, 59), r#"{"rows":[0,1,{"left_out":998,"skip":2,"pointer":"/rows"}]}"#);
     }
 
     #[test]
