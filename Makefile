@@ -136,8 +136,8 @@ objects: build ## Read and write traces in stores that start here, from their pa
 	python3 tests/objects/objects.py $(RELEASE) target/objects target/objects/job
 
 mcp: ## Ask `gputrace mcp` by the protocol's own client library, and as nobody should
-	cargo test --release -p gputrace --features mcp --bin gputrace mcp::
-	cargo test --release -p gputrace --features mcp --test mcp
+	cargo test -p gputrace --features mcp --bin gputrace mcp::
+	cargo test -p gputrace --features mcp --test mcp
 
 # The wheel that each row of the simulator's table was measured with; `make oracle RELEASES=2.11.0` takes one. `make oracle ORACLE_SEEDS=100`
 # runs 100 programs of 1,000 commands with each of 12 to 22 option strings of every release: 15 minutes of a processor.
