@@ -329,8 +329,9 @@ impl<'a> Program<'a> {
         let mut forward: Vec<u64> = births(Phase::Forward);
         forward.extend(births(Phase::Outside));
         forward.sort_unstable();
-        let mut events: Vec<u64> = self.tensors.iter().flat_map(|it| [it.born, it.freed]).collect();
-        events.sort_unstable();
+        // Where nothing comes after the last backward pass, the optimizer would come at the very end.
+        let events = self.tensors.iter().flat_map(|it| [it.born, it.freed]).filter(|at| *at != NEVER);
+        let over = events.max().unwrap_or(0) + GAP;
         let mut from =
             self.tensors.iter().filter(|it| it.phase == Phase::Model).map(|it| it.born).max().unwrap_or(0);
         for (index, passes) in groups.clone().into_iter().enumerate() {
@@ -345,7 +346,7 @@ impl<'a> Program<'a> {
             // Gradients may be cleared in the next forward pass or after it: the optimizer comes before that.
             let cleared = own_cleared.first().copied().unwrap_or(NEVER).min(next_forward);
             let update = own_updates.first().copied();
-            let update = update.unwrap_or_else(|| cleared.min(events[events.len() - 1]));
+            let update = update.unwrap_or(cleared.min(over));
             let end = match own_updates.last() {
                 Some(last_born) => {
                     // What the optimizer made for a while is freed before it returns.

@@ -190,6 +190,28 @@ fn data_parallel_training_holds_buckets_beside_gradients() {
 }
 
 #[test]
+fn a_run_that_ends_with_a_backward_pass_would_have_had_its_update_there() {
+    let (mut stream, understood) = training();
+    let (_, last) = understood.passes[2];
+    let at = stream.ops.iter().position(|op| *op == Op::Alloc(last)).expect("it was asked for");
+    stream.ops.truncate(at + 1);
+    stream.allocations.truncate(last.0 as usize + 1);
+    let understood = Understood { of: understood.of[..=last.0 as usize].to_vec(), ..understood };
+    let program = Program::of(&stream, &understood).expect("it can be edited");
+    let all = [
+        Edits { optimizer: Some(Optimizer::AdamW), ..NONE },
+        Edits { accumulate: Some(2), ..NONE },
+        Edits { set_to_none: Some(false), ..NONE },
+        Edits { layout: Some(Layout::Zero1(2)), ..NONE },
+        Edits { checkpoint: Some(Chosen::All), offload: Some(Offload::Optimizer), ..NONE },
+    ];
+    for edits in all {
+        let (edited, _) = edits.apply(&program, End::Best).expect("they can be made");
+        assert!(edited.stream().ops.len() > 10, "{:?}", edits.spelled());
+    }
+}
+
+#[test]
 fn what_is_not_a_training_run_is_refused() {
     let (mut stream, understood) = training();
     let none = Understood { passes: vec![], ..understood.clone() };
