@@ -219,7 +219,10 @@ impl<'a> Reader<'a> {
         match self.peek()? {
             b'[' => {
                 let mut elements = vec![];
-                self.each(b']', |it| Some(elements.push(it.read(depth + 1)?)))?;
+                self.each(b']', |it| {
+                    elements.push(it.read(depth + 1)?);
+                    Some(())
+                })?;
                 Some(Node::List(elements))
             }
             b'{' => {
@@ -229,7 +232,8 @@ impl<'a> Reader<'a> {
                     let name = it.atom()?;
                     it.peek().filter(|byte| *byte == b':')?;
                     it.at += 1;
-                    Some(fields.push((name, it.read(depth + 1)?)))
+                    fields.push((name, it.read(depth + 1)?));
+                    Some(())
                 })?;
                 Some(Node::Table(fields))
             }
