@@ -15,6 +15,7 @@ pub(super) const VERB: Verb = Verb::new::<LibraryArgs>("library", run);
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  gputrace library
   LD_PRELOAD=$(gputrace library) python train.py
   docker run -v $(gputrace library):/libgputrace.so -e LD_PRELOAD=/libgputrace.so ...
 
