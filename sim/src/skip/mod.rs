@@ -1,7 +1,7 @@
 //! Skips what a replay has simulated before, by proof.
 //!
-//! A training step is the same thing ten thousand times. [`repeats`] finds where the requests repeat, op by op. At the beginnings of
-//! such windows the whole state of the replay is written down ([`state`]): what the policy, the device, the model of the driver and the live
+//! A training step is the same thing ten thousand times. `repeats` finds where the requests repeat, op by op. At the beginnings of
+//! such windows the whole state of the replay is written down (`state`): what the policy, the device, the model of the driver and the live
 //! allocations are. Where it is, word for word, what it was some windows before, and the windows ahead ask for what those between asked for,
 //! then what comes of them is known: the state comes back again and again. So they are skipped: what is counted is counted as often as it
 //! would have been, peaks stand, and the allocations that are live get the names that they would have had.
@@ -13,8 +13,8 @@
 //!
 //! No hash decides anything here: requests and states are compared as they are. Why equal states with equal requests have equal futures:
 //!
-//! - Ids. A window names an allocation by an id that is [`Repeat::shift`] above that of the window before. Live allocations that the windows
-//!   ahead may name, from [`Repeat::oldest_at`] on, are written relative to the window; older ones are never named, and are written as they
+//! - Ids. A window names an allocation by an id that is `Repeat::shift` above that of the window before. Live allocations that the windows
+//!   ahead may name, from `Repeat::oldest_at` on, are written relative to the window; older ones are never named, and are written as they
 //!   are. So each request and free of a window concerns what it concerned in the window before.
 //! - Names. Numbers of blocks and segments only name, or order: their order is written.
 //! - Time. What depends on the index of an op ends a skip: the next change of what others hold, the next fact about the driver, and what an
