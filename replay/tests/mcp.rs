@@ -445,7 +445,8 @@ fn nothing_is_written() {
             arguments[required] = if required == "address" { "0x7f0000000000" } else { "train.gtr" }.into();
         }
         let (found, is_error) = session.texts(name, arguments);
-        assert!(!is_error || name == "diff", "{name}: {found:?}");
+        // The trace is too small for these.
+        assert!(!is_error || matches!(name, "diff" | "whatif"), "{name}: {found:?}");
     }
     session.end();
     assert_eq!(listed(), before);

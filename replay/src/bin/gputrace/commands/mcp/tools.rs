@@ -188,7 +188,7 @@ pub(super) const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "replay",
-        title: "What if",
+        title: "What if: the allocator",
         description: sure!(
             "The recorded requests under other allocator settings or on another card: peak reserved memory, whether it fits, and where \
              reserved memory that is not in use comes from."
@@ -206,6 +206,53 @@ pub(super) const TOOLS: &[Tool] = &[
             ),
             LIMIT,
             DEVICE_MEMORY,
+        ],
+    },
+    Tool {
+        name: "whatif",
+        title: "What if: the program",
+        description: "The peak of a recorded training run if its program were changed: another optimizer, precision, activation \
+                      checkpointing, offloading, accumulation, adapters, or several GPUs. Changes combine. `confidence` is `certain`, \
+                      `range` or `guess`: quote the range.",
+        verb: "whatif",
+        leaves_out: None,
+        arguments: &[
+            PATH,
+            option(
+                "optimizer",
+                "optimizer",
+                Kind::Text,
+                "Another optimizer, with its default arguments: sgd, momentum, adam, adamw, adafactor or adam8bit",
+            ),
+            option("adam", "adam", Kind::Text, "How Adam and AdamW update: foreach, for-loop or fused"),
+            option(
+                "accumulate",
+                "accumulate",
+                Kind::Count,
+                "Micro-batches of the recorded size per optimizer step",
+            ),
+            option(
+                "checkpoint",
+                "checkpoint",
+                Kind::Text,
+                "Layers that are computed again in the backward pass: all, every:2 or layers:0..5",
+            ),
+            option("offload", "offload", Kind::Text, "What is kept in host memory: activations or optimizer"),
+            option(
+                "precision",
+                "precision",
+                Kind::Text,
+                "Another number format: autocast-bf16, autocast-fp16 or bf16",
+            ),
+            option(
+                "freeze",
+                "freeze",
+                Kind::Text,
+                "Share of the parameter tensors that is not trained, such as 0.5",
+            ),
+            option("lora", "lora", Kind::Count, "Rank of adapters, which alone are trained"),
+            option("layout", "layout", Kind::Text, "Several GPUs: ddp:2, zero1:2 or fsdp:8"),
+            LIMIT,
         ],
     },
     Tool {
