@@ -34,8 +34,8 @@ const ASKED_PAUSE: Duration = Duration::from_micros(50);
 /// For how long after a question more of them are expected.
 const ASKED_FOR: Duration = Duration::from_millis(100);
 
-/// How often one thread is looked at, whether it is under a sandbox: its `status` takes some 40 µs to read. That is for what is said in
-/// the trace; a thread that wants to make a call asks.
+/// How often the filters of one thread are read, for the trace: its `status` takes about 40 µs to read. A thread that wants to make a
+/// call asks for itself.
 const SANDBOX_EVERY: Duration = Duration::from_millis(50);
 /// How often mappings that the process was told of are looked at again, and the part of the witness's time that this may take.
 const EXTENTS_EVERY: Duration = Duration::from_millis(20);
@@ -262,7 +262,7 @@ impl Witness {
         let end = extents.last().map_or(0, |(_, end)| *end);
         extents.extend(looks.extents.iter().filter(|(start, _)| *start >= end));
         self.name_extents(looks, extents);
-        // SYNC: whoever sees this sees what was found.
+        // SYNC: a thread that sees this count also sees the ranges.
         line.stacks_sought.fetch_add(1, Ordering::Release);
         line.stack_at.store(0, Ordering::Release);
         true

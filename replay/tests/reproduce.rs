@@ -212,7 +212,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A word that no program of ours has, and what Python, a shell or a terminal might obey.
+    /// A word that occurs in no generated program, with characters that Python, a shell or a terminal might interpret.
     fn name(&mut self) -> String {
         const HOSTILE: [&str; 10] = [
             "\"\"\"",
@@ -397,7 +397,7 @@ fn refused_run(seed: u64, flavour: Flavour, version: (u8, u8), options: &str) ->
     let Allocation { requested, stream: own, pool, stack, .. } = *stream.allocation(id);
     stream.ops.truncate(refusal.op);
     stream.ops.push(Op::Oom(0));
-    // Of half of them the driver is said to have refused it.
+    // In half of them the driver refused the request.
     let device_free = if seed.is_multiple_of(2) && options.is_empty() { limit - refusal.reserved } else { 0 };
     stream.ooms.push(RecordedOom { rounded: requested, device_free, stream: Some(own), pool, stack });
     Some(stream)

@@ -131,7 +131,7 @@ pub struct Header {
 }
 
 /// How a thread learns what the kernel would tell it, without a system call: a sandbox that the program put on itself after the session
-/// began may kill whoever makes one. The recorder, outside of the sandbox, looks when it is asked:
+/// began may kill the thread that makes one. The recorder is outside the sandbox and looks on request:
 ///
 /// 1. The thread stores a number that nobody has used in [`SandboxLine::question`], with its own id in the upper half.
 /// 2. The recorder reads the filters of that thread, and stores the question in [`SandboxLine::allowed`] if there is no new one, else

@@ -18,14 +18,6 @@ use super::whatif::Bench;
 
 const EXPANDABLE: &str = "expandable_segments:True";
 
-/// One way to run the program.
-struct Candidate {
-    edits: Edits,
-    options: String,
-    /// What it costs, cheapest first.
-    rank: Rank,
-}
-
 /// What a plan costs. None of them changes what is computed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Rank {
@@ -158,20 +150,22 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
     Ok(Reply { part: Part { title: path.to_owned(), sections: vec![section], ..Part::default() }, json })
 }
 
-fn options_of(stream: &OpStream, base: Edits) -> Vec<Candidate> {
+/// The recorded options of the allocator, and the same with expandable segments.
+fn settings_of(stream: &OpStream) -> [String; 2] {
     let recorded = stream.settings.options.clone().unwrap_or_default();
     let expandable =
         if recorded.is_empty() { EXPANDABLE.to_owned() } else { format!("{recorded},{EXPANDABLE}") };
+    [recorded, expandable]
+}
+
+/// Ways to change the program, with what they cost.
+fn candidates(base: Edits) -> Vec<(Edits, Rank)> {
     let free = Edits { set_to_none: base.set_to_none.or(Some(true)), ..base };
     let fused = Edits { way: base.way.or(Some(Way::Fused)), ..free };
     let half = Edits { checkpoint: Some(Chosen::Every(2)), ..fused };
     let all = Edits { checkpoint: Some(Chosen::All), ..fused };
     let mut options = vec![];
-    let mut add = |edits: Edits, rank: Rank| {
-        for setting in [&recorded, &expandable] {
-            options.push(Candidate { edits, options: setting.clone(), rank });
-        }
-    };
+    let mut add = |edits: Edits, rank: Rank| options.push((edits, rank));
     add(base, Rank::Nothing);
     add(fused, Rank::Nothing);
     if base.checkpoint.is_none() {
@@ -211,9 +205,9 @@ fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>
     let program = Program::of(stream, &understood).map_err(|why| why.0)?;
     let bench = Bench::new(stream, asked.machine)?;
     let doubt = bench.doubt();
-    let options = options_of(stream, asked.edits);
-    let found = on_all_cores(options.len(), |index| {
-        let Candidate { edits, options, rank } = &options[index];
+    let (candidates, settings) = (candidates(asked.edits), settings_of(stream));
+    let found = on_all_cores(candidates.len(), |index| {
+        let (edits, rank) = &candidates[index];
         // What cannot be known of this program is no plan for it; fused is of Adam alone.
         let others = Edits { way: asked.edits.way, ..*edits };
         let known =
@@ -221,16 +215,6 @@ fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>
         let (edits, edited) = known?;
         let changes = &edited[0].1;
         let sure = if doubt.is_some() { Sure::Guess } else { changes.sure() };
-        let answer = answered(&bench, &edited, (torch::NAME, options), sure).ok()?;
-        let question = bench.question(torch::NAME, options);
-        let free = Question { limit: None, device_memory: None, ..question.clone() };
-        let needs = Laboratory::of_prediction(&edited[0].0).guess(&free).ok()?.books.reserved.peak;
-        // With as much less as the figures may be off, and with the most of what is not known.
-        let least = question.limit.map(|limit| (limit as f64 * (1.0 - margin(sure))) as u64);
-        let tight = Question { limit: least, ..question };
-        let fits =
-            |stream: &OpStream| Laboratory::of_prediction(stream).guess(&tight).is_ok_and(|it| it.fits());
-        let fits_at_worst = answer.fits && edited.iter().all(|(stream, _)| fits(stream));
         let mut costs: Vec<String> = vec![];
         costs.extend(
             changes.recomputed_share.map(|share| format!("{:.0} % of the forward pass again", share * 100.0)),
@@ -243,20 +227,33 @@ fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>
         }
         let cost = if costs.is_empty() { "nothing".into() } else { costs.join(", ") };
         let name = edits.spelled();
-        Some(Tried {
-            name,
-            options: options.clone(),
-            cost,
-            rank: *rank,
-            sure,
-            answer,
-            needs,
-            fits_at_worst,
-            recomputed_share: changes.recomputed_share,
-            moved_bytes: changes.moved_bytes,
-        })
+        let of_setting = |options: &String| {
+            let answer = answered(&bench, &edited, (torch::NAME, options), sure).ok()?;
+            let question = bench.question(torch::NAME, options);
+            let free = Question { limit: None, device_memory: None, ..question.clone() };
+            let needs = Laboratory::of_prediction(&edited[0].0).guess(&free).ok()?.books.reserved.peak;
+            // With as much less as the figures may be off, and with the most of what is not known.
+            let least = question.limit.map(|limit| (limit as f64 * (1.0 - margin(sure))) as u64);
+            let tight = Question { limit: least, ..question };
+            let fits =
+                |stream: &OpStream| Laboratory::of_prediction(stream).guess(&tight).is_ok_and(|it| it.fits());
+            let fits_at_worst = answer.fits && edited.iter().all(|(stream, _)| fits(stream));
+            Some(Tried {
+                name: name.clone(),
+                options: options.clone(),
+                cost: cost.clone(),
+                rank: *rank,
+                sure,
+                answer,
+                needs,
+                fits_at_worst,
+                recomputed_share: changes.recomputed_share,
+                moved_bytes: changes.moved_bytes,
+            })
+        };
+        Some(settings.iter().filter_map(of_setting).collect::<Vec<Tried>>())
     });
-    let mut found = found;
+    let mut found: Vec<Tried> = found.into_iter().flatten().collect();
     // Of one cost, the setting that was recorded comes before another.
     found.sort_by_key(|it| it.rank);
     Ok(found)

@@ -19,7 +19,7 @@ use gputrace_trace::source::Source;
 use gputrace_trace::words::{bytes, time};
 use rustc_hash::FxHashMap;
 
-/// What lies at most so far away is said to lie beside an address that nothing had, bytes.
+/// An address that no block had is reported with its neighbours up to this distance, bytes.
 const NEAR: u64 = 1 << 30;
 
 /// Something that had the address.

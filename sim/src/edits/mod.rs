@@ -22,6 +22,8 @@ mod tests;
 
 use rustc_hash::FxHashMap;
 
+use crate::bytes::iec;
+
 pub use self::layout::Layout;
 pub use self::optimizer::{Optimizer, Way};
 pub use self::precision::Precision;
@@ -176,6 +178,16 @@ impl Edits {
         let updates_again = self.updates_again();
         if matches!(self.layout, Some(Layout::Fsdp(_))) {
             layers::keep_spans(&mut program);
+        }
+        if updates_again && let Some((was, is)) = optimizer::not_reproduced(recorded) {
+            changes.note(
+                Sure::Range,
+                format!(
+                    "the recorded optimizer held up to {}, and torch.optim with default arguments holds {}: it has other arguments, or is another one",
+                    iec(was),
+                    iec(is)
+                ),
+            );
         }
         let optimizer = self.optimizer_after(recorded)?;
         if let Some(precision) = self.precision {

@@ -77,6 +77,25 @@ impl Recorded {
     }
 }
 
+/// What the optimizer held at most as recorded, and as [`install`] has it, where the two differ by more than half a percent of the program's
+/// peak: then these rules are not those of the recorded optimizer, and what follows from them is not certain.
+pub(super) fn not_reproduced(recorded: &Program<'_>) -> Option<(u64, u64)> {
+    let own = |program: &Program<'_>| {
+        let mut own = program.clone();
+        own.tensors.retain(|tensor| tensor.phase == Phase::Update);
+        own.peak().0
+    };
+    let mut again = recorded.clone();
+    match recorded.optimizer {
+        Recorded { optimizer: Some(optimizer), way } => {
+            install(&mut again, optimizer, way.unwrap_or(Way::Foreach), &|sizes| sizes);
+        }
+        Recorded { optimizer: None, .. } => again.tensors.retain(|tensor| tensor.phase != Phase::Update),
+    }
+    let (was, is) = (own(recorded), own(&again));
+    (was.abs_diff(is).saturating_mul(200) > recorded.peak().0).then_some((was, is))
+}
+
 /// Takes the recorded optimizer's tensors out, and puts those of another in. `owned` chooses and orders what is updated here, of the sizes of
 /// all gradients.
 pub(super) fn install(

@@ -70,6 +70,11 @@ impl Script {
 ///  update                                             state 20 ├───────, roots 10 ├┤
 /// ```
 fn training() -> (OpStream, Understood) {
+    trained(3)
+}
+
+/// The same with so many temporaries of the optimizer. Weight decay needs three more.
+fn trained(n_roots: usize) -> (OpStream, Understood) {
     let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
     for _ in 0..3 {
         it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
@@ -99,7 +104,7 @@ fn training() -> (OpStream, Understood) {
             }
         }
         let roots: Vec<AllocId> =
-            (0..3).map(|_| it.ask(10, ADAM, Purpose::Temporary, Phase::Update)).collect();
+            (0..n_roots).map(|_| it.ask(10, ADAM, Purpose::Temporary, Phase::Update)).collect();
         roots.into_iter().for_each(|root| it.free(root));
         gradients.into_iter().rev().for_each(|gradient| it.free(gradient));
         it.free(input);
@@ -107,6 +112,17 @@ fn training() -> (OpStream, Understood) {
     let mut stream = it.builder.finish();
     stream.stacks = Arc::new(stacks());
     (stream, Understood { of: it.of, passes: it.passes })
+}
+
+#[test]
+fn an_optimizer_that_is_not_reproduced_makes_no_edit_certain() {
+    let sure = |n_roots| {
+        let (stream, understood) = trained(n_roots);
+        let program = Program::of(&stream, &understood).expect("it can be edited");
+        let edits = Edits { optimizer: Some(Optimizer::Sgd), ..Edits::default() };
+        edits.apply(&program, End::Best).expect("it can be made").1.sure()
+    };
+    assert_eq!([sure(3), sure(6)], [Sure::Certain, Sure::Range]);
 }
 
 /// MiB requested at most, under edits.

@@ -225,7 +225,7 @@ fn steps(stream: &OpStream, until: usize, tensors: &mut Vec<Tensor>) -> Vec<Step
             Op::ReleasePool(pool) if !std::mem::replace(&mut is_released[usize::from(pool.0)], true) => {
                 steps.push(Step::Release(pool.0));
             }
-            // What a pool is made with is said where it is made.
+            // The options of a pool are arguments of its constructor.
             Op::ReleasePool(_) | Op::ChangePool(..) => {}
             Op::Oom(oom) => {
                 let oom = stream.ooms[oom as usize];
