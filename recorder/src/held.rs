@@ -209,6 +209,11 @@ impl Held {
         self.newest
     }
 
+    /// Blocks that are held.
+    pub(crate) fn n_blocks(&self) -> usize {
+        self.blocks.newest.len()
+    }
+
     /// The events that explain what is held, in the order of their times.
     pub(crate) fn events(&mut self) -> Vec<Event> {
         let since = Nanos(self.newest.0.saturating_sub(LATE));

@@ -391,11 +391,22 @@ pub(crate) struct TraceFile {
     kept: Option<Vec<u8>>,
     /// What may be removed where the disk is full.
     room: Option<Room>,
+    /// Space on the disk behind the end of the file.
+    spare: Option<Spare>,
+}
+
+/// Space that the file system holds for a file behind its end. Cutting the file gives it back.
+#[derive(Clone, Copy)]
+struct Spare {
+    /// At least so much behind what is written.
+    bytes: u64,
+    /// It is held up to here.
+    until: u64,
 }
 
 impl TraceFile {
     pub(crate) fn new(file: File) -> TraceFile {
-        TraceFile { file, kept: None, room: None }
+        TraceFile { file, kept: None, room: None, spare: None }
     }
 
     /// From here on, a full disk gets room by what `room` removes.
@@ -415,6 +426,43 @@ impl TraceFile {
     /// SIGKILL end a write between two pages: the file has no end then, and says so.)
     pub(crate) fn release(&mut self) -> io::Result<()> {
         self.kept.take().map_or(Ok(()), |kept| self.file.write_all(&kept))
+    }
+
+    /// From here on, a write fails where less than `bytes` would be left behind it: the disk is full while there is still room for a
+    /// file that goes on in the place of this one. [`TraceFile::cut`] makes that room.
+    pub(crate) fn keep_spare(&mut self, bytes: u64) {
+        let until = self.spare.map_or(0, |spare| spare.until);
+        self.spare = Some(Spare { bytes, until });
+    }
+
+    /// Gives the space back: what is written from now on may take it.
+    pub(crate) fn give_spare(&mut self) -> io::Result<()> {
+        match self.spare.take() {
+            Some(_) => self.file.set_len(self.file.metadata()?.len()),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes space behind a write of `length` bytes, where the file system can.
+    fn take_spare(&mut self, length: usize) -> io::Result<()> {
+        use std::io::Seek;
+        let Some(spare) = self.spare else { return Ok(()) };
+        let end = self.file.stream_position()? + length as u64;
+        let until = end + spare.bytes;
+        let from = spare.until.max(end - length as u64);
+        if from >= until {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::KEEP_SIZE, from, until - from) {
+            Ok(()) => self.spare = Some(Spare { until, ..spare }),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => match io::Error::from(error) {
+                full if full.kind() == io::ErrorKind::StorageFull => return Err(full),
+                // Not every file system can.
+                _ => self.spare = None,
+            },
+        }
+        Ok(())
     }
 
     fn has_made_room(&mut self) -> bool {
@@ -437,6 +485,9 @@ impl TraceFile {
     pub(crate) fn cut(&mut self, length: u64) -> io::Result<()> {
         use std::io::{Seek, SeekFrom};
         self.kept = None;
+        if let Some(spare) = &mut self.spare {
+            spare.until = 0;
+        }
         self.file.set_len(length)?;
         self.file.seek(SeekFrom::Start(length)).map(|_| ())
     }
@@ -447,7 +498,7 @@ impl Write for TraceFile {
         match &mut self.kept {
             Some(kept) => kept.write(bytes),
             None => loop {
-                match self.file.write(bytes) {
+                match self.take_spare(bytes.len()).and_then(|()| self.file.write(bytes)) {
                     Err(error) if error.kind() == io::ErrorKind::StorageFull && self.has_made_room() => {}
                     done => return done,
                 }

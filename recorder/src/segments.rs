@@ -27,6 +27,10 @@ const PARTS: u64 = 8;
 const RESERVED: u64 = 3;
 /// The least that may be asked for.
 pub const LEAST_SIZE: u64 = 1 << 20;
+/// Room for the state of a small program: its modules, calls and stacks.
+const LEAST_SPARE: u64 = 256 << 10;
+/// Of a block that is held, with its stack: about twice what was seen in traces of PyTorch.
+const BLOCK_BYTES: u64 = 48;
 /// Between two tries to begin a segment, where there was no room.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
@@ -140,6 +144,12 @@ impl Segments {
             let _ = fs::remove_file(segment_name(&self.base, oldest.number));
         }
         is_there
+    }
+
+    /// What the next segment may begin with, where `held` blocks are held: room that the newest leaves on the disk.
+    pub(crate) fn spare(&self, held: usize) -> u64 {
+        let needed = LEAST_SPARE.max(self.state.saturating_mul(2)).max(held as u64 * BLOCK_BYTES);
+        self.bounds.max_size.map_or(needed, |most| needed.min(most / PARTS))
     }
 
     /// A segment has at least as much of its own as of the state that it began with.

@@ -245,6 +245,9 @@ impl State {
                         self.settle(End::Closed);
                     }
                 } else {
+                    if let Some(bounded) = &self.bounded {
+                        bounded.keep_spare(self.writer.sink());
+                    }
                     self.write(&items);
                     self.begin_segment_if_due();
                 }
@@ -341,7 +344,7 @@ impl State {
         self.tell_dropped();
         let result = match end {
             End::Open => self.writer.flush(),
-            End::Closed => self.writer.try_finish(),
+            End::Closed => self.finish(),
         };
         self.ended = end == End::Closed && result.is_ok();
         self.check(result);
@@ -350,6 +353,13 @@ impl State {
         {
             bounded.ended(self.writer.position());
         }
+    }
+
+    /// The file's end may take the room that was left for another file.
+    fn finish(&mut self) -> io::Result<()> {
+        self.writer.flush()?;
+        self.writer.sink().give_spare()?;
+        self.writer.try_finish()
     }
 
     /// Events that belong into this file could not be written.
@@ -381,7 +391,8 @@ impl State {
         self.before.n_dropped += old.events_dropped();
         self.before.untold = (old.events_dropped() + self.before.untold).saturating_sub(self.told);
         self.told = 0;
-        if old.try_finish().is_err() {
+        let ended = old.sink().give_spare().and_then(|()| old.try_finish());
+        if ended.is_err() {
             // It is read without an end.
             let whole = old.position();
             let _ = old.sink().cut(whole);

@@ -105,6 +105,11 @@ impl Bounded {
         self.book.thread_ended(id);
     }
 
+    /// Leaves room on the disk for the segment after the newest.
+    pub(super) fn keep_spare(&self, newest: &mut TraceFile) {
+        newest.keep_spare(self.segments.get().spare(self.held.n_blocks()));
+    }
+
     /// Numbers of threads that no file has any more.
     pub(super) fn free_threads(&self) -> FreeThreads {
         FreeThreads::clone(&self.free_threads)
