@@ -26,6 +26,8 @@ const FLUSH_WHEN_SILENT: Duration = Duration::from_millis(100);
 const MOST_KEPT: usize = 256 << 20;
 /// Items that are kept while the file has an end.
 const MOST_HELD: usize = 1 << 14;
+/// Items that are written before it is looked whether another segment is due.
+const MOST_AT_ONCE: usize = 256;
 
 enum Message {
     Items(Vec<Item>),
@@ -248,8 +250,11 @@ impl State {
                     if let Some(bounded) = &self.bounded {
                         bounded.keep_spare(self.writer.sink());
                     }
-                    self.write(&items);
-                    self.begin_segment_if_due();
+                    // A recorder that fell behind sends much at once: no segment may outgrow its part of the bound for that.
+                    for items in items.chunks(MOST_AT_ONCE) {
+                        self.write(items);
+                        self.begin_segment_if_due();
+                    }
                 }
                 self.silent_at = Instant::now() + FLUSH_WHEN_SILENT;
             }
