@@ -97,6 +97,7 @@ const RUNS: &[(&str, &[&str])] = &[
             "--accumulate 2 MISSING",
         ],
     ),
+    ("layers", &["TRACE", "OOM", "PICKLE", "CUT", "MISSING"]),
     ("who", &["0x7f0000000000 TRACE", "1000 OOM", "0x10 PICKLE", "MISSING TRACE", "1 CUT"]),
     ("tune", &["OOM", "PICKLE", "LOG", "TRACE", "OOM --limit 1GiB"]),
     (

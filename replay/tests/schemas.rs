@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// Verbs with what they need beside the trace.
-const ASKED: [(&str, &[&str]); 20] = [
+const ASKED: [(&str, &[&str]); 21] = [
     ("report", &[]),
     ("summary", &[]),
     ("stats", &[]),
@@ -21,6 +21,7 @@ const ASKED: [(&str, &[&str]); 20] = [
         &["--optimizer", "momentum", "--policy", "torch", "--policy", "torch:expandable_segments:True"],
     ),
     ("whatif", &["--plan", "--limit", "2GiB"]),
+    ("layers", &[]),
     ("who", &["0x7f5c40000200"]),
     ("tune", &["--limit", "300MiB"]),
     ("tune", &["caught-oom.gtr", "varying-lengths.gtr"]),

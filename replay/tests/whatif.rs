@@ -78,6 +78,34 @@ fn edited_programs_take_what_was_said_on_a_gpu() {
     assert_eq!(faults, Vec::<String>::new(), "{table}");
 }
 
+/// Sizes by the models' published shapes: BERT-base with a head for masked words, and GPT-2.
+#[test]
+fn layers_have_the_parameters_of_the_model() {
+    let width = 768;
+    let of_layer = 12 * width * width + 13 * width;
+    let bert = (30_522 + 512 + 2 + 2) * width + width * width + 3 * width + 30_522;
+    let gpt = (50_257 + 1024 + 2) * width;
+    for (trace, of_rest) in [("bert.gtr", bert), ("gpt2.gtr", gpt)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gputrace"));
+        let output = command
+            .args(["layers", "--json", trace])
+            .current_dir(folder())
+            .output()
+            .expect("gputrace can be run");
+        let answer: Json = serde_json::from_slice(&output.stdout).expect("JSON");
+        let rows = answer["processes"][0]["sections"][0]["layers"].as_array().expect("a list");
+        let column =
+            |name: &str| rows.iter().map(|row| row[name].as_u64().expect("bytes")).collect::<Vec<_>>();
+        let mut expected = vec![4 * of_layer; 12];
+        expected.push(4 * of_rest);
+        assert_eq!(column("parameter_bytes"), expected, "{trace}");
+        assert_eq!(column("gradient_bytes"), expected, "{trace}");
+        let state: u64 = column("state_bytes").iter().sum();
+        let parameters: u64 = expected.iter().sum();
+        assert!(state >= 2 * parameters && state < 2 * parameters + (1 << 20), "{trace}: {state}");
+    }
+}
+
 #[test]
 fn edits_that_cannot_be_known_are_refused_in_words() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");

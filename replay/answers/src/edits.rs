@@ -23,9 +23,8 @@ use super::whatif::{Bench, Machine, Totals, named};
 /// # Errors
 /// Why that is not known.
 pub fn understood(source: &Source, stream: &OpStream) -> Result<Understood, String> {
-    let lived = Lived::of(source, stream).ok_or(
-        "its requests are not blocks of PyTorch's allocator: only training runs of PyTorch can be edited",
-    )?;
+    let lived = Lived::of(source, stream)
+        .ok_or("its requests are not blocks of PyTorch's allocator: this takes a training run of PyTorch")?;
     let unknown = Known { purpose: Purpose::Other, phase: Phase::Outside, time: 0 };
     let mut of = vec![unknown; stream.allocations.len()];
     let mut seen: FxHashMap<StackId, Places> = FxHashMap::default();

@@ -10,6 +10,7 @@ mod curve;
 pub mod diff;
 pub mod edits;
 mod largest;
+pub mod layers;
 pub mod leaks;
 pub mod moment;
 pub mod plans;

@@ -219,9 +219,11 @@ impl Evidence<'_> {
         let is_well = all.first().is_some_and(|first| first.kind == Kind::Nothing);
         if is_well {
             if let Some(first) = spare.next() {
-                let well = all.remove(0).what;
-                let short = well.contains(TOO_SHORT);
-                let growth = if short { format!("; {TOO_SHORT}") } else { String::new() };
+                all.remove(0);
+                let growth = match self.found.leaks.can_tell() {
+                    true => String::new(),
+                    false => format!("; {TOO_SHORT}"),
+                };
                 all.insert(0, Finding { what: format!("{}{growth}", first.what), ..first });
             } else if let (Some((text, less)), Some(well)) =
                 (holdings::needed(self.facts), all.first_mut().filter(|well| well.site.is_empty()))

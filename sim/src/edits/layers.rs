@@ -100,6 +100,94 @@ pub(super) fn keep_spans(program: &mut Program<'_>) {
     }
 }
 
+/// The layer of each gradient of a step, by the numbers of `spans`.
+///
+/// A gradient is made while its layer's backward pass runs. That span ends when the last tensor that the layer made is freed, which may be a
+/// little before its first parameters have their gradients. Like layers have parameters of like sizes, one layer after the other: where the
+/// order of the parameters is known, the sizes decide at the edges.
+pub(super) fn of_gradients(program: &Program<'_>, step: &Step, spans: &[Span]) -> Vec<Option<usize>> {
+    let gradients: Vec<&Tensor> = step.gradients.iter().map(|index| &program.tensors[*index]).collect();
+    let mut of: Vec<Option<usize>> = gradients
+        .iter()
+        .map(|it| spans.iter().position(|span| span.backward.0 < it.born && it.born <= span.backward.1))
+        .collect();
+    if !program.knows_order {
+        return of;
+    }
+    let sizes: Vec<u64> = gradients.iter().map(|it| it.bytes).collect();
+    let by_birth = of.clone();
+    let middle = |layer: usize| -> Option<usize> {
+        let own: Vec<usize> = (0..sizes.len()).filter(|at| by_birth[*at] == Some(layer)).collect();
+        own.get(own.len() / 2).copied()
+    };
+    let middles: Vec<Option<usize>> = (0..spans.len()).map(middle).collect();
+    let distance = |layer: usize| middles[layer + 1]?.checked_sub(middles[layer]?);
+    let mut first = 0;
+    while first + 1 < spans.len() {
+        let run = run_of_equals(first, spans.len(), &distance);
+        let (layers, period) = (run.layers, run.period);
+        first = layers.end;
+        let Some(begin) =
+            (period > 0).then(|| begin_of(&sizes, &middles, &layers, period, &by_birth)).flatten()
+        else {
+            continue;
+        };
+        let own = begin..begin + layers.len() * period;
+        for (at, layer) in of.iter_mut().enumerate() {
+            if own.contains(&at) {
+                *layer = Some(layers.start + (at - own.start) / period);
+            } else if layer.is_some_and(|layer| layers.contains(&layer)) {
+                *layer = None;
+            }
+        }
+    }
+    of
+}
+
+/// Layers whose parameters stand at about equal distances.
+struct Equals {
+    layers: Range<usize>,
+    period: usize,
+}
+
+/// From a layer on; one layer where the next is elsewhere.
+fn run_of_equals(first: usize, n: usize, distance: &dyn Fn(usize) -> Option<usize>) -> Equals {
+    let mut found: FxHashMap<usize, usize> = FxHashMap::default();
+    let mut last = first;
+    // What is made before or after its layer moves the middle a little.
+    let is_like = |one: usize, other: usize| one.abs_diff(other) * 4 <= other;
+    while last + 1 < n {
+        match (distance(first), distance(last)) {
+            (Some(one), Some(other)) if is_like(other, one) => *found.entry(other).or_insert(0) += 1,
+            _ => break,
+        }
+        last += 1;
+    }
+    let period = found.into_iter().max_by_key(|(period, n)| (*n, *period)).map_or(0, |(period, _)| period);
+    Equals { layers: first..last + 1, period }
+}
+
+/// Where the parameters of layers begin: their sizes repeat from there on, and births disagree least.
+fn begin_of(
+    sizes: &[u64],
+    middles: &[Option<usize>],
+    layers: &Range<usize>,
+    period: usize,
+    by_birth: &[Option<usize>],
+) -> Option<usize> {
+    let length = layers.len() * period;
+    let first = middles[layers.start]?;
+    let repeats = |begin: usize| {
+        let own = sizes.get(begin..begin + length)?;
+        own.iter().zip(&own[period..]).all(|(one, next)| one == next).then_some(begin)
+    };
+    let disagree = |begin: &usize| {
+        let layer = |at: usize| Some(layers.start + at / period);
+        (0..length).filter(|at| by_birth[begin + at] != layer(*at)).count()
+    };
+    (first.saturating_sub(period)..=first).filter_map(repeats).min_by_key(disagree)
+}
+
 /// A stretch that repeats.
 struct Run {
     start: usize,

@@ -2,6 +2,7 @@
 //!
 //! What NCCL itself holds is not PyTorch's memory and not part of it.
 
+use super::layers;
 use super::optimizer::{Optimizer, Way, install};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, Sure, Unfit, note_optimizer, unknown_optimizer};
@@ -166,22 +167,17 @@ fn shard(program: &mut Program<'_>, n: u64) -> Result<usize, Unfit> {
         return Err(Unfit("steps differ in their gradients or layers".into()));
     }
     let n_layers = first.spans.len();
-    let mut layers: Vec<Group> = (0..n_layers).map(|_| Group { members: vec![] }).collect();
+    let mut groups: Vec<Group> = (0..n_layers).map(|_| Group { members: vec![] }).collect();
     let mut root = Group { members: vec![] };
-    for (member, index) in first.gradients.iter().enumerate() {
-        let tensor = &program.tensors[*index];
-        let is_made_in =
-            |span: &super::program::Span| span.backward.0 < tensor.born && tensor.born <= span.backward.1;
-        match first.spans.iter().position(is_made_in) {
-            Some(layer) => layers[layer].members.push(member),
-            None => root.members.push(member),
-        }
+    for (member, layer) in layers::of_gradients(program, first, &first.spans).into_iter().enumerate() {
+        let group = layer.map_or(&mut root, |layer| &mut groups[layer]);
+        group.members.push(member);
     }
     let (gather, scatter) = (program.new_stream(), program.new_stream());
     let mut sharding = Sharding { sizes, n, gather, scatter, added: vec![] };
-    sharding.init(program, &layers, &root);
+    sharding.init(program, &groups, &root);
     for step in &steps {
-        sharding.step(program, step, &layers, &root);
+        sharding.step(program, step, &groups, &root);
     }
     program.tensors.append(&mut sharding.added);
     program.settle();
@@ -216,19 +212,7 @@ impl Sharding {
     fn init(&mut self, program: &mut Program<'_>, layers: &[Group], root: &Group) {
         let begin = program.steps[0].begin;
         let mut at = begin - (1 << 24);
-        // Gradients come in the order of the parameters: each has the next parameter of its size.
-        let mut parameters: Vec<Option<usize>> = vec![];
-        let candidates: Vec<usize> = program
-            .born_within(0, begin)
-            .filter(|index| program.tensors[*index].purpose == Purpose::Parameter)
-            .collect();
-        let mut is_taken = vec![false; candidates.len()];
-        for bytes in &self.sizes {
-            let found = (0..candidates.len())
-                .find(|at| !is_taken[*at] && program.tensors[candidates[*at]].bytes == *bytes);
-            found.into_iter().for_each(|at| is_taken[at] = true);
-            parameters.push(found.map(|at| candidates[at]));
-        }
+        let parameters = program.parameters_of(&self.sizes);
         for group in layers.iter().chain([root]) {
             for member in &group.members {
                 at += 1;

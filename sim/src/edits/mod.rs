@@ -17,6 +17,7 @@ mod optimizer;
 mod precision;
 mod program;
 pub mod spelling;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +29,7 @@ pub use self::layout::Layout;
 pub use self::optimizer::{Optimizer, Way};
 pub use self::precision::Precision;
 pub use self::program::{Known, Phase, Program, Purpose, Understood};
+pub use self::table::{Layer, Layers};
 
 /// Why an edit cannot be answered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,5 +1,6 @@
 //! A recorded program as tensors with a birth and a death, so that edits can add, remove and move them.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
@@ -172,8 +173,7 @@ impl<'a> Program<'a> {
         }
         if understood.passes.is_empty() {
             return Err(Unfit(
-                "it has no backward pass: only training runs of PyTorch with call stacks can be edited"
-                    .into(),
+                "it has no backward pass: this takes a training run of PyTorch with call stacks".into(),
             ));
         }
         let mut program = Program {
@@ -396,6 +396,18 @@ impl<'a> Program<'a> {
     pub(super) fn born_within(&self, from: u64, to: u64) -> Range<usize> {
         let at = |moment: u64| self.tensors.partition_point(|tensor| tensor.born < moment);
         at(from)..at(to).max(at(from))
+    }
+
+    /// The parameter of each gradient, of these sizes, as indices: gradients come in the order of the parameters, and each has the next
+    /// parameter of its size.
+    pub(super) fn parameters_of(&self, gradients: &[u64]) -> Vec<Option<usize>> {
+        let begin = self.steps.first().map_or(0, |step| step.begin);
+        let mut left: FxHashMap<u64, VecDeque<usize>> = FxHashMap::default();
+        let is_parameter = |index: &usize| self.tensors[*index].purpose == Purpose::Parameter;
+        for index in self.born_within(0, begin).filter(is_parameter) {
+            left.entry(self.tensors[index].bytes).or_default().push_back(index);
+        }
+        gradients.iter().map(|bytes| left.get_mut(bytes)?.pop_front()).collect()
     }
 
     /// Removes tensors.

@@ -161,6 +161,27 @@ fn a_program_without_edits_is_the_recorded_one() {
 }
 
 #[test]
+fn layers_hold_what_their_code_asked_for() {
+    let (stream, understood) = training();
+    let found = Program::of(&stream, &understood).expect("it can be edited").layers();
+    let mib = |it: &Layer| {
+        let known = [it.parameters.expect("known"), it.gradients, it.state.expect("known")];
+        [known, [it.kept, it.forward, it.backward]]
+            .concat()
+            .iter()
+            .map(|bytes| bytes / MIB)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(found.layers.iter().map(mib).collect::<Vec<_>>(), vec![vec![10, 10, 20, 8, 4, 8]; 3]);
+    // The input and the loss.
+    assert_eq!(mib(&found.rest), [0, 0, 0, 9, 0, 0]);
+    assert_eq!((found.step, found.n_steps), (1, 3));
+    assert_eq!(found.layers.iter().map(|it| it.number).collect::<Vec<_>>(), [0, 1, 2]);
+    let share: f64 = found.layers.iter().filter_map(|it| it.share).sum();
+    assert!(share > 0.5 && share <= 1.0, "{share}");
+}
+
+#[test]
 fn optimizers_have_their_state_and_their_temporaries() {
     let optimizer = |optimizer| peak(Edits { optimizer: Some(optimizer), ..NONE });
     assert_eq!(optimizer(Optimizer::AdamW), peak(NONE));

@@ -21,6 +21,7 @@ mod diff;
 mod doctor;
 mod export;
 mod html;
+mod layers;
 mod leaks;
 mod library;
 mod manual;
@@ -124,6 +125,7 @@ const VERBS: &[Verb] = &[
     budget::VERB,
     predict::VERB,
     whatif::VERB,
+    layers::VERB,
     who::VERB,
     ranks::VERB,
     stacks::VERB,

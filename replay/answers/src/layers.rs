@@ -1,0 +1,77 @@
+//! `gputrace layers`: what each layer of a training step holds.
+
+use gputrace_report::model::{Mood, Part, Section, Shown, Table, Value};
+use gputrace_schemas::event::Bytes;
+use gputrace_sim::edits::{Layer, Layers, Program};
+use gputrace_sim::ops::OpStream;
+use gputrace_trace::import::Trace;
+use gputrace_trace::source::Source;
+
+use super::edits::understood;
+
+/// The layers of each device of a training run.
+///
+/// # Errors
+/// Why they are not known.
+pub fn layers(path: &str, source: &Source, trace: &Trace) -> Result<Part, String> {
+    let (mut sections, mut refusals) = (vec![], vec![]);
+    for stream in trace.devices.iter().filter(|stream| stream.settings.is_torch()) {
+        match of(source, stream) {
+            Ok(layers) => sections.push(section(stream.device, &layers)),
+            Err(why) => refusals.push(format!("cuda:{}: {why}", stream.device)),
+        }
+    }
+    // A device that only holds a few buffers has no training step, and need not have one.
+    if sections.is_empty() {
+        let none = "it has no requests of PyTorch's allocator".to_owned();
+        return Err(refusals.into_iter().next().unwrap_or(none));
+    }
+    Ok(Part { title: path.to_owned(), sections, ..Part::default() })
+}
+
+fn of(source: &Source, stream: &OpStream) -> Result<Layers, String> {
+    let understood = understood(source, stream)?;
+    let program = Program::of(stream, &understood).map_err(|why| why.0)?;
+    Ok(program.layers())
+}
+
+fn section(device: u32, found: &Layers) -> Section {
+    let bytes = |bytes: u64| Value::Bytes(Bytes(bytes));
+    let known = |bytes: Option<u64>| Value::bytes(bytes);
+    let rows = found.layers.iter().chain([&found.rest]);
+    let name = |layer: &Layer| match &*layer.called_by {
+        "" => Value::text("the rest"),
+        called_by => Value::text(format!("{called_by}, layer {}", layer.number)),
+    };
+    let columns: &[Shown<'_, Layer>] = &[
+        ("layer", "layer", &name),
+        ("parameter_bytes", "parameters", &|it| known(it.parameters)),
+        ("gradient_bytes", "gradients", &|it| bytes(it.gradients)),
+        ("state_bytes", "optimizer state", &|it| known(it.state)),
+        ("kept_bytes", "kept activations", &|it| bytes(it.kept)),
+        ("forward_bytes", "in its forward", &|it| bytes(it.forward)),
+        ("backward_bytes", "in its backward", &|it| bytes(it.backward)),
+        ("forward_share", "share of forward", &|it| it.share.map_or(Value::Missing, Value::Share)),
+    ];
+    let title = format!("Layers of cuda:{device}, step {} of {}", found.step + 1, found.n_steps);
+    let mut section = Section::new("layers", title).table(Table::of("layers", rows, columns));
+    section = match found.layers.is_empty() {
+        true => section.line(Mood::Note, "no layers repeat in the forward pass: all that the step holds is in one row"),
+        false => section.line(
+            Mood::Note,
+            "what checkpointing a layer frees is at most its kept activations, and what it costs is its share of the forward pass",
+        ),
+    };
+    if found.rest.parameters.is_none() {
+        section = section.line(
+            Mood::Note,
+            "which parameter and state belong to which layer is not known: the program does not clear its gradients one after the other",
+        );
+    } else if found.rest.state.is_none() {
+        section = section.line(
+            Mood::Note,
+            "which state belongs to which layer is not known: the optimizer does not keep equally many tensors for each parameter",
+        );
+    }
+    section
+}
