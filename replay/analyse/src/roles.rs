@@ -355,6 +355,7 @@ impl Judge<'_> {
                 self.by_place(&lives.list[*idx], facts, in_backward)
             })
             .collect();
+        self.find_cleared(own, lives, &mut roles);
         let gradients: FxHashSet<u64> = (own.iter().zip(&roles))
             .filter(|(_, role)| **role == Some(Role::Gradients))
             .map(|(idx, _)| lives.list[*idx].requested.0)
@@ -380,6 +381,28 @@ impl Judge<'_> {
         };
         let all = own.iter().zip(roles);
         all.map(|(idx, role)| role.unwrap_or_else(|| undecided(&lives.list[*idx], fact(*idx).0))).collect()
+    }
+
+    /// Gradients that are cleared before anything else is asked for, as after a fused optimizer's step, end with the last temporaries of
+    /// their pass. They are those that the same code asked for in another pass, where something came in between.
+    fn find_cleared(&self, own: &[usize], lives: &Lives, roles: &mut [Option<Role>]) {
+        let life_of = |idx: &usize| &lives.list[*idx];
+        let is_cleared = |life: &Life| {
+            let next = self.passes.get(self.n_begun(life.born));
+            life.died != NEVER && next.is_none_or(|next| life.died <= next.end)
+        };
+        let known: FxHashSet<(StackId, u64)> = (own.iter().zip(roles.iter()))
+            .filter(|(idx, role)| **role == Some(Role::Gradients) && is_cleared(life_of(idx)))
+            .map(|(idx, _)| (life_of(idx).stack, life_of(idx).requested.0))
+            .collect();
+        for (idx, role) in own.iter().zip(roles).filter(|(_, role)| **role == Some(Role::Temporaries)) {
+            let life = life_of(idx);
+            let is_last =
+                self.pass_of(life.born).is_some_and(|pass| life.born <= pass.end && life.died > pass.end);
+            if is_last && known.contains(&(life.stack, life.requested.0)) {
+                *role = Some(Role::Gradients);
+            }
+        }
     }
 
     /// Where the place alone is enough, or the place and the passes around it.

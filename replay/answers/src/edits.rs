@@ -64,11 +64,6 @@ fn phase(places: Places) -> Phase {
     }
 }
 
-/// Margins around a replay for `certain`, `range` and `guess`. Chosen after 30 edits of two models on an H100 (tests/golden/whatif): the
-/// reserved peak was at most 2.5 % off where no other kernel decides, and 4.3 % under autocast.
-const CERTAIN: f64 = 0.01;
-const RANGE: f64 = 0.03;
-const ASSUMED: f64 = 0.10;
 /// An edit that saves less of the peak does not help.
 const HELPS: f64 = 0.01;
 
@@ -340,26 +335,17 @@ pub(super) fn answered(
         reserved = (reserved.0.min(other.reserved), reserved.1.max(other.reserved));
         allocated = (allocated.0.min(other.allocated), allocated.1.max(other.allocated));
     }
-    let wider = |range: (u64, u64)| scaled(range, margin(sure));
+    let margins = edited[0].1.margins(sure);
     let simulated = best.simulated(question, answer);
     Ok(Answered {
         policy: named(&simulated.question),
         fits: simulated.fits(),
         json: simulated.json(),
         peaks,
-        reserved: wider(reserved),
-        allocated: wider(allocated),
+        reserved: scaled(reserved, margins.reserved),
+        allocated: scaled(allocated, margins.allocated),
         remarks: simulated.remarks(),
     })
-}
-
-/// By which part a figure may be off.
-pub(super) fn margin(sure: Sure) -> f64 {
-    match sure {
-        Sure::Certain => CERTAIN,
-        Sure::Range => RANGE,
-        Sure::Guess => ASSUMED,
-    }
 }
 
 fn scaled((low, high): (u64, u64), by: f64) -> (u64, u64) {

@@ -13,7 +13,7 @@ use gputrace_trace::source::Source;
 use serde_json::{Value as Json, json};
 
 use super::Reply;
-use super::edits::{Answered, Asked, answered, edited, margin, understood};
+use super::edits::{Answered, Asked, answered, edited, understood};
 use super::whatif::Bench;
 
 const EXPANDABLE: &str = "expandable_segments:True";
@@ -232,8 +232,10 @@ fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>
             let question = bench.question(torch::NAME, options);
             let free = Question { limit: None, device_memory: None, ..question.clone() };
             let needs = Laboratory::of_prediction(&edited[0].0).guess(&free).ok()?.books.reserved.peak;
-            // With as much less as the figures may be off, and with the most of what is not known.
-            let least = question.limit.map(|limit| (limit as f64 * (1.0 - margin(sure))) as u64);
+            // With as much less as is allocated may be off: under a limit, free memory is cut up as it has to be. And with the most of what is
+            // not known.
+            let margin = changes.margins(sure).allocated;
+            let least = question.limit.map(|limit| (limit as f64 * (1.0 - margin)) as u64);
             let tight = Question { limit: least, ..question };
             let fits =
                 |stream: &OpStream| Laboratory::of_prediction(stream).guess(&tight).is_ok_and(|it| it.fits());

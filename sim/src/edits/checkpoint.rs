@@ -18,23 +18,24 @@ pub(super) fn checkpoint(
     let mut added: Vec<Tensor> = vec![];
     let (mut numbers, mut dropped) = (vec![], 0u64);
     let (mut again, mut forward) = (0, 0);
+    let (mut of_layers, mut of_all) = (0u64, 0u64);
     let mut names: Vec<String> = vec![];
-    let n_steps = program.steps.len();
-    for (number, step) in program.steps.clone().into_iter().enumerate() {
+    let steps: Vec<Step> = program.steps.iter().flat_map(|step| step.micro_batches(program)).collect();
+    let n_steps = steps.len();
+    for (number, step) in steps.into_iter().enumerate() {
         let is_warm = number > 0;
-        if step.passes.len() > 1 {
-            return Err(Unfit(
-                "the recorded run accumulates gradients: record one that does not, and add --accumulate"
-                    .into(),
-            ));
-        }
         let stretches = layers::of(program, &step);
+        let is_kept = |it: &&Tensor| it.freed > step.passes[0].0 && it.freed <= step.update;
+        let sum = |of: &mut dyn Iterator<Item = &Tensor>| of.filter(is_kept).map(|it| it.bytes).sum::<u64>();
+        of_all += sum(&mut program.tensors[program.born_within(step.begin, step.passes[0].0)].iter());
+        let members = stretches.iter().flat_map(|stretch| stretch.layers.iter().flatten());
+        of_layers += sum(&mut members.map(|index| &program.tensors[*index]));
         let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
         numbers.push(n);
         let mut first = 0;
         let own = &program.tensors[program.born_within(step.begin, step.passes[0].0 + 1)];
         // The first step waits for what is loaded once.
-        if is_warm || program.steps.len() == 1 {
+        if is_warm || n_steps == 1 {
             forward += own.last().map_or(0, |it| it.time).saturating_sub(own.first().map_or(0, |it| it.time));
         }
         for stretch in &stretches {
@@ -67,6 +68,17 @@ pub(super) fn checkpoint(
         && to >= most
     {
         return Err(Unfit(format!("there are {most} layers, numbered from 0 to {}", most - 1)));
+    }
+    // What layers keep, of all that is kept: where that is little, others are meant, or these are not the layers.
+    if of_layers.saturating_mul(2) < of_all && !matches!(chosen, Chosen::Layers(..)) {
+        return Err(Unfit(format!(
+            "the layers that repeat keep {} % of what the forward pass keeps, so that most of the model is in no layer that is known: `gputrace layers` shows them, and --checkpoint layers:0..{} means these",
+            of_layers.saturating_mul(100) / of_all.max(1),
+            most - 1
+        )));
+    }
+    if super::nodes::Nodes::of(program).has_recurrences {
+        changes.note(Sure::Guess, "the model has a recurrent network in one operation of cuDNN, whose workspaces are assumed to be as recorded");
     }
     let sure = if numbers.iter().all(|n| *n == most) { Sure::Range } else { Sure::Guess };
     changes.note(

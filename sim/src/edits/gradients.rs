@@ -187,6 +187,8 @@ pub(super) fn freeze(
             return Err(Unfit("nothing would be trained".into()));
         };
         removed.extend(without_gradients(program, step, &frozen, Some(last)));
+        removed.extend(without_frozen_branches(program, step, &trained));
+        release_factors(program, step, &frozen);
         release_unsaved(program, step, last);
         let trained: FxHashSet<usize> = trained.into_iter().collect();
         program.steps[number].gradients.retain(|index| trained.contains(index));
@@ -194,6 +196,108 @@ pub(super) fn freeze(
     program.retain(|index, _| !removed.contains(&index));
     program.settle();
     Ok(n_frozen)
+}
+
+/// Which operation of a backward pass frees what the forward pass kept.
+struct Kept {
+    /// First requests of the operations and their numbers, in order.
+    nodes: Vec<(u64, u32)>,
+    /// Positions in `nodes`, and tensors of the forward pass that are freed there.
+    tensors: Vec<(usize, usize)>,
+    /// The backward pass.
+    pass: (u64, u64),
+}
+
+impl Kept {
+    fn of(program: &Program<'_>, step: &super::program::Step) -> Kept {
+        let (start, end) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
+        let mut nodes: Vec<(u64, u32)> = vec![];
+        for it in program.tensors[program.born_within(start, end + 1)].iter().filter(|it| it.node > 0) {
+            if nodes.last().is_none_or(|(_, node)| *node != it.node) {
+                nodes.push((it.born, it.node));
+            }
+        }
+        let is_kept = |it: &Tensor| {
+            let is_own =
+                it.phase == Phase::Forward && matches!(it.purpose, Purpose::Activation | Purpose::Cache);
+            is_own && it.freed > start && it.freed <= end + (8 << 32)
+        };
+        let node_at = |freed: u64| nodes.partition_point(|(begun, _)| *begun <= freed).checked_sub(1);
+        let forward = program.born_within(step.begin, start);
+        let kept = forward.filter(|index| is_kept(&program.tensors[*index]));
+        let tensors =
+            kept.filter_map(|index| Some((node_at(program.tensors[index].freed)?, index))).collect();
+        Kept { nodes, tensors, pass: (start, end) }
+    }
+
+    /// Frees a tensor of the forward pass soon after it was made.
+    fn release(&self, program: &mut Program<'_>, index: usize) {
+        let next = program.tensors[index + 1..].iter().find(|it| it.phase == Phase::Forward);
+        let freed = next.map_or(u64::MAX, |it| it.born + 1).min(self.pass.0 - 1);
+        let tensor = &mut program.tensors[index];
+        tensor.free_at(freed.max(tensor.born + 1));
+    }
+}
+
+/// Tensors of a backward pass that there are no more where a branch of the model has no trained parameter, as the first of two towers: what
+/// the forward pass kept for it is freed soon after it was made. A tensor is of no use to the backward pass if it was made before the first that
+/// a trained layer keeps.
+fn without_frozen_branches(
+    program: &mut Program<'_>,
+    step: &super::program::Step,
+    trained: &[usize],
+) -> FxHashSet<usize> {
+    let of_trained: FxHashSet<u32> = trained.iter().map(|index| program.tensors[*index].node).collect();
+    let kept = Kept::of(program, step);
+    let born = |index: usize| program.tensors[index].born;
+    let of_trained_nodes = kept.tensors.iter().filter(|(node, _)| of_trained.contains(&kept.nodes[*node].1));
+    let Some(first) = of_trained_nodes.map(|(_, index)| born(*index)).min() else {
+        return FxHashSet::default();
+    };
+    let mut newest = vec![0; kept.nodes.len()];
+    for (node, index) in &kept.tensors {
+        newest[*node] = born(*index).max(newest[*node]);
+    }
+    let mut is_over: FxHashSet<u32> = FxHashSet::default();
+    let mut is_frozen = false;
+    for (newest, (_, node)) in newest.iter().zip(&kept.nodes) {
+        is_frozen = match (of_trained.contains(node), *newest) {
+            (true, _) => false,
+            (false, 0) => is_frozen,
+            (false, newest) => newest < first,
+        };
+        if is_frozen {
+            is_over.insert(*node);
+        }
+    }
+    for (node, index) in &kept.tensors {
+        if is_over.contains(&kept.nodes[*node].1) && program.tensors[*index].born < first {
+            kept.release(program, *index);
+        }
+    }
+    let of_pass = program.born_within(kept.pass.0, kept.pass.1 + 1);
+    of_pass.filter(|index| is_over.contains(&program.tensors[*index].node)).collect()
+}
+
+/// A product of two tensors, element by element, keeps each for the gradient of the other: where one is a frozen parameter, as the weight of an
+/// RMSNorm that is written out, the other is not kept.
+pub(super) fn release_factors(
+    program: &mut Program<'_>,
+    step: &super::program::Step,
+    frozen: &FxHashSet<usize>,
+) {
+    let names = &program.stacks().nodes;
+    let is_product = |index: &&usize| {
+        names.get(&program.tensors[**index].stack).is_some_and(|name| name.starts_with("Mul"))
+    };
+    let of_products: FxHashSet<u32> =
+        frozen.iter().filter(is_product).map(|index| program.tensors[*index].node).collect();
+    let kept = Kept::of(program, step);
+    for (node, index) in &kept.tensors {
+        if of_products.contains(&kept.nodes[*node].1) {
+            kept.release(program, *index);
+        }
+    }
 }
 
 /// Tensors of a backward pass that there are no more when some gradients are not computed, and nothing runs after the node `last`.

@@ -139,11 +139,53 @@ pub struct Changes {
     pub recomputed_share: Option<f64>,
     /// Bytes that go to the host and back in each step.
     pub moved_bytes: Option<u64>,
+    margins: Margins,
 }
+
+/// By which part the peaks of a replay may be off, on both sides.
+#[derive(Clone, Copy, PartialEq, PartialOrd, Debug, Default)]
+pub struct Margins {
+    /// Of what is allocated.
+    pub allocated: f64,
+    /// Of what is reserved: a few tensors of another size cut the free memory in another way.
+    pub reserved: f64,
+}
+
+impl Margins {
+    const fn new(allocated: f64, reserved: f64) -> Margins {
+        Margins { allocated, reserved }
+    }
+
+    fn widen(&mut self, other: Margins) {
+        self.allocated = self.allocated.max(other.allocated);
+        self.reserved = self.reserved.max(other.reserved);
+    }
+}
+
+/// Chosen after 89 edits of twelve programs that ran on GPUs: two models of tests/golden/whatif, and the ten of `tests/gpu/edits.py`.
+const CERTAIN: Margins = Margins::new(0.01, 0.01);
+/// The optimizer, and how processes share the work.
+const OF_STATE: Margins = Margins::new(0.03, 0.06);
+/// What the forward and backward passes hold.
+const OF_PASSES: Margins = Margins::new(0.06, 0.15);
+/// The same of a model with convolutions: cuDNN chooses kernels, and workspaces, by formats and by what needs a gradient.
+const OF_CONVOLUTIONS: Margins = Margins::new(0.06, 0.35);
+/// Something is assumed.
+const ASSUMED: Margins = Margins::new(0.15, 0.35);
 
 impl Changes {
     fn note(&mut self, sure: Sure, text: impl Into<String>) {
         self.notes.push((sure, text.into()));
+    }
+
+    /// By which part the peaks may be off, where the answer is no surer than `sure`.
+    #[must_use]
+    pub fn margins(&self, sure: Sure) -> Margins {
+        let mut margins = self.margins;
+        if sure == Sure::Guess {
+            margins.widen(ASSUMED);
+        }
+        margins
     }
 
     /// As sure as the least sure of them.
@@ -177,7 +219,23 @@ impl Edits {
                 "compiled code asks for memory: for another program, other code is generated",
             );
         }
+        let is_of_whole_step = self.precision.is_some()
+            || self.lora.is_some()
+            || self.freeze.is_some()
+            || matches!(self.layout, Some(Layout::Fsdp(_)));
+        if is_of_whole_step && recorded.accumulates() {
+            return Err(Unfit(
+                "the recorded run accumulates gradients: record one that does not, and add --accumulate"
+                    .into(),
+            ));
+        }
         let updates_again = self.updates_again();
+        if updates_again && !optimizer::is_in_order(recorded) {
+            changes.note(
+                Sure::Range,
+                "the recorded optimizer has its parameters in another order than the model, as in groups: the order of its requests is assumed",
+            );
+        }
         if matches!(self.layout, Some(Layout::Fsdp(_))) {
             layers::keep_spans(&mut program);
         }
@@ -189,6 +247,12 @@ impl Edits {
                     iec(was),
                     iec(is)
                 ),
+            );
+        }
+        if updates_again && recorded.scales_gradients() {
+            changes.note(
+                Sure::Range,
+                "the program scales its gradients: which steps are skipped, and when the state is made, depends on the data",
             );
         }
         let optimizer = self.optimizer_after(recorded)?;
@@ -213,7 +277,13 @@ impl Edits {
             offload::activations(&mut program, end, &mut changes)?;
         }
         match self.set_to_none {
-            Some(true) => gradients::clear_gradients(&mut program)?,
+            Some(true) => {
+                gradients::clear_gradients(&mut program)?;
+                changes.note(
+                    Sure::Range,
+                    "gradients are taken for what the recorded backward pass asks for to add to those of before",
+                );
+            }
             Some(false) => gradients::keep_gradients(&mut program),
             None => {}
         }
@@ -233,6 +303,7 @@ impl Edits {
         if self.offload == Some(Offload::Optimizer) {
             offload::optimizer(&mut program, &mut changes);
         }
+        changes.margins = self.margins(recorded, changes.sure());
         // Shown of the likeliest alone.
         if end == End::Best {
             let peaks = (recorded.peak().1, program.peak().1);
@@ -240,6 +311,26 @@ impl Edits {
             changes.peak_in = (recorded.part_at(peaks.0), program.part_at(peaks.1));
         }
         Ok((program, changes))
+    }
+
+    fn margins(&self, recorded: &Program<'_>, sure: Sure) -> Margins {
+        let mut margins = match sure {
+            Sure::Certain => return CERTAIN,
+            Sure::Range => OF_STATE,
+            Sure::Guess => ASSUMED,
+        };
+        let is_of_kernels = self.precision.is_some() || self.freeze.is_some() || self.lora.is_some();
+        let is_of_passes = is_of_kernels
+            || self.checkpoint.is_some()
+            || self.set_to_none == Some(true)
+            || self.offload == Some(Offload::Activations);
+        if is_of_passes {
+            margins.widen(OF_PASSES);
+        }
+        if is_of_kernels && nodes::Nodes::of(recorded).has_convolutions {
+            margins.widen(OF_CONVOLUTIONS);
+        }
+        margins
     }
 
     /// Whether the optimizer's requests follow from the gradients, and not from the recording.

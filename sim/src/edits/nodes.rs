@@ -34,6 +34,7 @@ const HALF: &[&str] = &[
     "Prelu",
     "Einsum",
 ];
+const RECURRENT: &[&str] = &["CudnnRnn", "ThnnFused"];
 const FULL: &[&str] = &[
     "NativeLayerNorm",
     "NativeGroupNorm",
@@ -50,6 +51,8 @@ const FULL: &[&str] = &[
     "HuberLoss",
     "BinaryCrossEntropy",
     "KlDiv",
+    "CtcLoss",
+    "CudnnCtcLoss",
     "Pow",
     "Exp",
     "Log",
@@ -85,6 +88,9 @@ pub(super) struct Nodes {
     /// Names of nodes show that the program runs under autocast already.
     pub(super) has_casts: bool,
     pub(super) has_names: bool,
+    pub(super) has_convolutions: bool,
+    /// Recurrent networks in one operation, whose inner memory is its own.
+    pub(super) has_recurrences: bool,
 }
 
 impl Nodes {
@@ -117,7 +123,16 @@ impl Nodes {
                 *known = class;
             }
         }
-        Nodes { classes, losses, frames, has_casts, has_names: !stacks.nodes.is_empty() }
+        let has = |list: &[&str]| stacks.nodes.values().any(|name| starts(name, list));
+        Nodes {
+            has_convolutions: has(&["Convolution", "CudnnConvolution"]),
+            has_recurrences: has(RECURRENT),
+            has_names: !stacks.nodes.is_empty(),
+            classes,
+            losses,
+            frames,
+            has_casts,
+        }
     }
 
     pub(super) fn frames(&self, stack: StackId) -> u32 {

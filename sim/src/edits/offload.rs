@@ -1,6 +1,6 @@
 //! Memory of the host in place of the GPU's.
 
-use super::program::{NEVER, Phase, Program, Purpose, Tensor};
+use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, End, Sure, Unfit};
 
 /// What the forward pass keeps goes to pinned memory (`torch.autograd.graph.save_on_cpu`): each operation of the backward pass copies what it kept
@@ -17,7 +17,8 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
         .flat_map(|step| &step.gradients)
         .map(|index| program.tensors[*index].bytes)
         .max();
-    for step in program.steps.clone() {
+    let steps: Vec<Step> = program.steps.iter().flat_map(|step| step.micro_batches(program)).collect();
+    for step in steps {
         let start = step.passes[0].0;
         let last = step.passes[step.passes.len() - 1].1;
         let births: Vec<u64> =

@@ -96,6 +96,23 @@ pub(super) fn not_reproduced(recorded: &Program<'_>) -> Option<(u64, u64)> {
     (was.abs_diff(is).saturating_mul(200) > recorded.peak().0).then_some((was, is))
 }
 
+/// Whether the recorded optimizer made its state for the parameters in the order of their gradients. Where it made none, there is no order.
+pub(super) fn is_in_order(program: &Program<'_>) -> bool {
+    let Some(step) = program.steps.iter().find(|step| !step.gradients.is_empty()) else { return true };
+    let states: Vec<u64> = (program.tensors.iter())
+        .filter(|it| it.purpose == Purpose::State && it.phase == Phase::Update && it.freed > step.end)
+        .map(|it| it.bytes)
+        .collect();
+    let of_each = states.len() / step.gradients.len();
+    if of_each == 0 {
+        return true;
+    }
+    let largest = states.chunks(of_each).map(|own| own.iter().max().copied().unwrap_or(0));
+    let gradients = step.gradients.iter().map(|index| program.tensors[*index].bytes);
+    let is_factored = program.optimizer.optimizer == Some(Optimizer::Adafactor);
+    is_factored || states.len().is_multiple_of(step.gradients.len()) && largest.eq(gradients)
+}
+
 /// Takes the recorded optimizer's tensors out, and puts those of another in. `owned` chooses and orders what is updated here, of the sizes of
 /// all gradients.
 pub(super) fn install(
@@ -219,13 +236,19 @@ fn temporaries(tape: &mut Tape<'_>, optimizer: Optimizer, way: Way, sizes: &[u64
     }
 }
 
+/// Bytes of 32,768 elements: no layer is wider.
+const LONGEST_VECTOR: u64 = 4 << 15;
+
 /// The size that most gradients have: that of the biases and scales of a layer.
 fn common_vector(program: &Program<'_>) -> u64 {
     let mut n: FxHashMap<u64, usize> = FxHashMap::default();
     for index in program.steps.first().into_iter().flat_map(|step| &step.gradients) {
         *n.entry(program.tensors[*index].bytes).or_insert(0) += 1;
     }
+    // A model without biases has more matrices of one size than vectors.
+    let is_vector = |(bytes, _): &(u64, usize)| *bytes <= LONGEST_VECTOR;
     n.into_iter()
+        .filter(is_vector)
         .max_by_key(|(bytes, n)| (*n, std::cmp::Reverse(*bytes)))
         .map_or(4, |(bytes, _)| bytes)
         .max(4)

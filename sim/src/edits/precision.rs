@@ -6,7 +6,7 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::gradients::without_gradients;
+use super::gradients::{release_factors, without_gradients};
 use super::nodes::{Class, Nodes, Product, parts, products};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, End, Sure, Unfit};
@@ -48,6 +48,12 @@ pub(super) fn cast(
     }
     if nodes.has_casts {
         return Err(Unfit("the recorded run casts between formats already: record one in 32 bits".into()));
+    }
+    if nodes.has_recurrences {
+        return Err(Unfit(
+            "the model has a recurrent network in one operation of cuDNN: what that keeps in 16 bits is not known"
+                .into(),
+        ));
     }
     let mut casting = Casting { nodes, end, added: vec![] };
     for step in program.steps.clone() {
@@ -315,6 +321,7 @@ pub(super) fn adapt(
         n_adapted = n_adapted.max(adapted.len());
         let all: FxHashSet<usize> = step.gradients.iter().copied().collect();
         removed.extend(without_gradients(program, step, &all, None));
+        release_factors(program, step, &all);
         let mut own = vec![];
         for product in &adapted {
             let output = program.tensors[product.output];

@@ -14,6 +14,8 @@ use crate::predict::is_generated;
 pub(super) const NEVER: u64 = u64::MAX;
 /// Distance of two recorded moments, so that an edit has room for its own between them.
 const GAP: u64 = 1 << 32;
+/// What a backward pass kept is freed within so much of its last request.
+const LATE: u64 = 8 * GAP;
 
 /// What a tensor is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,6 +125,20 @@ pub(super) struct Step {
     pub(super) spans: Vec<Span>,
 }
 
+impl Step {
+    /// A step of its own for each backward pass: forward and backward of one micro-batch. Gradients are those of the whole step.
+    pub(super) fn micro_batches(&self, program: &Program<'_>) -> Vec<Step> {
+        let last = self.passes.len() - 1;
+        let micro_batch = |(number, pass): (usize, &(u64, u64))| {
+            let after = if number == 0 { self.begin } else { self.passes[number - 1].1 };
+            let update = if number == last { self.update } else { pass.1 + LATE };
+            let begin = program.forward_begin(after, pass.0, update);
+            Step { begin, passes: vec![*pass], update, ..self.clone() }
+        };
+        self.passes.iter().enumerate().map(micro_batch).collect()
+    }
+}
+
 /// From when to when a layer runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Span {
@@ -223,6 +239,11 @@ impl<'a> Program<'a> {
         self.base.stacks.frames.iter().any(|frame| is_generated(&frame.file))
     }
 
+    /// Whether `torch.amp.GradScaler` is used.
+    pub(super) fn scales_gradients(&self) -> bool {
+        self.base.stacks.frames.iter().any(|frame| frame.file.ends_with("/torch/amp/grad_scaler.py"))
+    }
+
     /// Whether all steps but the first ask for the same sizes in the same order.
     pub(super) fn steps_are_equal(&self) -> bool {
         let sizes = |step: &Step| {
@@ -234,6 +255,11 @@ impl<'a> Program<'a> {
             .skip(1)
             .zip(self.steps.iter().skip(2))
             .all(|(one, other)| sizes(one).eq(sizes(other)))
+    }
+
+    /// Whether a step has several backward passes.
+    pub(super) fn accumulates(&self) -> bool {
+        self.steps.iter().any(|step| step.passes.len() > 1)
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -372,6 +398,31 @@ impl<'a> Program<'a> {
             });
             from = end;
         }
+        self.order_alike();
+    }
+
+    /// Every step has its gradients in the order of the first: those of the last are often freed when the program ends, in another order.
+    fn order_alike(&mut self) {
+        let by_birth = |step: &Step| {
+            let mut own = step.gradients.clone();
+            own.sort_unstable();
+            own
+        };
+        let Some(first) = self.steps.iter().find(|step| !step.gradients.is_empty()) else { return };
+        let own = by_birth(first);
+        let ranks: Vec<usize> =
+            first.gradients.iter().map(|index| own.partition_point(|it| it < index)).collect();
+        let sizes = |own: &[usize]| own.iter().map(|index| self.tensors[*index].bytes).collect::<Vec<_>>();
+        let of_first = sizes(&own);
+        let alike = |step: &Step| {
+            let own = by_birth(step);
+            let ordered = ranks.iter().filter_map(|rank| own.get(*rank).copied()).collect();
+            if sizes(&own) == of_first { ordered } else { step.gradients.clone() }
+        };
+        let ordered: Vec<Vec<usize>> = self.steps.iter().map(alike).collect();
+        for (step, gradients) in self.steps.iter_mut().zip(ordered) {
+            step.gradients = gradients;
+        }
     }
 
     /// In the order of their frees where they are cleared one after the other, else against the order of their births: the backward pass goes
@@ -408,6 +459,19 @@ impl<'a> Program<'a> {
             left.entry(self.tensors[index].bytes).or_default().push_back(index);
         }
         gradients.iter().map(|bytes| left.get_mut(bytes)?.pop_front()).collect()
+    }
+
+    /// Where the forward pass begins that a backward pass at `start` belongs to: evaluation before it keeps nothing for that.
+    fn forward_begin(&self, after: u64, start: u64, update: u64) -> u64 {
+        /// Temporaries before the first tensor that is kept.
+        const BEFORE: usize = 8;
+        let own = self.born_within(after, start);
+        let is_kept = |it: &Tensor| it.phase == Phase::Forward && it.freed > start && it.freed <= update;
+        let Some(first) = own.clone().find(|index| is_kept(&self.tensors[*index])) else { return after };
+        let held = self.tensors[first].born;
+        let before = self.tensors[own.start..first].iter().rev().take(BEFORE);
+        let begin = before.take_while(|it| it.freed > held || it.phase == Phase::Outside).last();
+        begin.map_or(held, |it| it.born) - 1
     }
 
     /// Removes tensors.
