@@ -13,6 +13,7 @@ pub mod files;
 pub mod import;
 pub mod interned;
 pub mod ledger;
+pub mod newest;
 pub mod owners;
 pub mod preparing;
 pub mod redact;

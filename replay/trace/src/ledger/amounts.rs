@@ -128,8 +128,51 @@ pub struct Books {
     is_torn_down: bool,
     /// Number of the window that [`Part::low`] is about.
     window: u32,
-    owners: Vec<Amount>,
-    sites: Vec<Amount>,
+    owners: Parts,
+    sites: Parts,
+}
+
+/// Amounts by number. As long as there is only one, it is the total, and is not booked a second time.
+#[derive(Clone, Debug, Default)]
+enum Parts {
+    #[default]
+    None,
+    One(usize),
+    Many(Vec<Amount>),
+}
+
+impl Parts {
+    /// The amount to book a change of part `idx` in, before it is booked in `total`; none if the total says it all.
+    #[inline]
+    fn slot(&mut self, idx: usize, total: &Amount) -> Option<&mut Amount> {
+        match self {
+            Parts::One(only) if *only == idx => return None,
+            Parts::None => {
+                *self = Parts::One(idx);
+                return None;
+            }
+            Parts::One(only) => {
+                let mut amounts = vec![Amount::default(); *only + 1];
+                amounts[*only] = *total;
+                *self = Parts::Many(amounts);
+            }
+            Parts::Many(_) => {}
+        }
+        let Parts::Many(amounts) = self else { return None };
+        if idx >= amounts.len() {
+            amounts.resize(idx + 1, Amount::default());
+        }
+        Some(&mut amounts[idx])
+    }
+
+    /// The amounts, and the number of the first.
+    fn amounts<'a>(&'a self, total: &'a Amount) -> (usize, &'a [Amount]) {
+        match self {
+            Parts::None => (0, &[]),
+            Parts::One(only) => (*only, std::slice::from_ref(total)),
+            Parts::Many(amounts) => (0, amounts),
+        }
+    }
 }
 
 /// One part of some [`Books`].
@@ -191,9 +234,12 @@ impl Books {
 
     fn change(&mut self, owner: OwnerId, site: SiteId, change: Change) {
         let (moments, teardown, window) = (self.moments, self.teardown, self.window);
+        for (parts, idx) in [(&mut self.owners, owner.0), (&mut self.sites, site.0)] {
+            if let Some(amount) = parts.slot(idx as usize, &self.total) {
+                amount.change(&moments, teardown, window, change);
+            }
+        }
         self.total.change(&moments, teardown, window, change);
-        slot(&mut self.owners, owner.0 as usize).change(&moments, teardown, window, change);
-        slot(&mut self.sites, site.0 as usize).change(&moments, teardown, window, change);
     }
 
     /// Forgets the least amounts: [`Part::low`] begins anew.
@@ -247,17 +293,24 @@ impl Books {
         self.parts(&self.sites, SiteId)
     }
 
-    fn parts<Id>(&self, amounts: &[Amount], id: impl Fn(u32) -> Id) -> impl Iterator<Item = Part<Id>> {
-        amounts.iter().zip(0..).filter(|(amount, _)| amount.peak.0 > 0).map(move |(amount, idx)| Part {
-            id: id(idx),
-            now: amount.now.bytes,
-            peak: amount.peak,
-            at_peak: amount.at(&self.moments, Moment::Peak),
-            at_mark: amount.at(&self.moments, Moment::Mark),
-            live: amount.at_end(self.teardown),
-            low: amount.low(self.window),
-            gains: amount.gains,
-        })
+    fn parts<'a, Id>(
+        &'a self,
+        parts: &'a Parts,
+        id: impl Fn(u32) -> Id + 'a,
+    ) -> impl Iterator<Item = Part<Id>> + 'a {
+        let (first, amounts) = parts.amounts(&self.total);
+        amounts.iter().zip(first as u32..).filter(|(amount, _)| amount.peak.0 > 0).map(
+            move |(amount, idx)| Part {
+                id: id(idx),
+                now: amount.now.bytes,
+                peak: amount.peak,
+                at_peak: amount.at(&self.moments, Moment::Peak),
+                at_mark: amount.at(&self.moments, Moment::Mark),
+                live: amount.at_end(self.teardown),
+                low: amount.low(self.window),
+                gains: amount.gains,
+            },
+        )
     }
 }
 
@@ -290,13 +343,6 @@ impl Meter {
             (self.peak, self.peak_time) = (bytes, time);
         }
     }
-}
-
-fn slot(amounts: &mut Vec<Amount>, idx: usize) -> &mut Amount {
-    if idx >= amounts.len() {
-        amounts.resize(idx + 1, Amount::default());
-    }
-    &mut amounts[idx]
 }
 
 #[cfg(test)]

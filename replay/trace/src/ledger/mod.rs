@@ -493,7 +493,7 @@ impl Ledger {
     /// PyTorch's books of a device, while events are fed; later they are in [`DeviceBooks::torch`].
     #[must_use]
     pub fn torch(&self, device: i16) -> Option<&TorchBooks> {
-        self.torch.devices.get(&device).or_else(|| self.devices.get(&device)?.torch.as_ref())
+        self.torch.devices.get(device).or_else(|| self.devices.get(&device)?.torch.as_ref())
     }
 
     /// Where PyTorch's memory of a device is visible, ascending: start, length, and whether it is a mapped part of an
@@ -522,11 +522,8 @@ impl Ledger {
             .into_iter()
             .chain(books.pjrt.as_mut().map(|pjrt| (*device, Account::Buffers, &mut pjrt.buffers)))
         });
-        let blocks = self
-            .torch
-            .devices
-            .iter_mut()
-            .map(|(device, books)| (*device, Account::Blocks, &mut books.blocks));
+        let blocks =
+            self.torch.devices.iter_mut().map(|(device, books)| (device, Account::Blocks, &mut books.blocks));
         let pinned = &mut self.heaps.host.blocks;
         let host = [(HOST, Account::Driver, &mut self.host), (HOST, Account::Heap, pinned)];
         driver.chain(host).chain(blocks)
@@ -731,16 +728,16 @@ impl Ledger {
         let known = self.pools.get(&call.handle).copied().filter(|device| *device >= 0);
         let device = match known.unwrap_or(call.device) {
             NO_DEVICE => {
-                self.torch.devices.iter().find(|(_, books)| books.is_pool_backend()).map(|(id, _)| *id)
+                self.torch.devices.iter().find(|(_, books)| books.is_pool_backend()).map(|(id, _)| id)
             }
             device => Some(device),
         };
-        let Some(books) = device.and_then(|device| self.torch.devices.get_mut(&device)) else { return };
+        let Some(books) = device.and_then(|device| self.torch.devices.get_mut(device)) else { return };
         books.pool_reserved_high = books.pool_reserved_high.max(Some(call.bytes));
     }
 
     fn torch_at_peak(&mut self, device: i16) {
-        if let Some(books) = self.torch.devices.get_mut(&device) {
+        if let Some(books) = self.torch.devices.get_mut(device) {
             books.at_device_peak = (books.allocated.now, books.reserved.now);
         }
     }
@@ -768,7 +765,7 @@ impl Ledger {
             self.ran_out = Some(OutOfMemory { device, ..oom });
             books.physical.remember();
             // Who held it, where a library is refused, is PyTorch as often as not.
-            if let Some(torch) = self.torch.devices.get_mut(&device) {
+            if let Some(torch) = self.torch.devices.get_mut(device) {
                 torch.blocks.remember();
             }
         }

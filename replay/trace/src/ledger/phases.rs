@@ -63,6 +63,9 @@ impl Phases {
     /// The phase that a thread is in.
     #[must_use]
     pub fn now(&self, thread: ThreadId) -> PhaseId {
+        if self.is_empty() {
+            return PhaseId::default();
+        }
         let own = self.threads.get(&thread);
         let stack = own.or_else(|| self.threads.get(&self.speaker?));
         match stack.and_then(|stack| stack.last()) {

@@ -22,6 +22,7 @@ use super::findings::Finding;
 use super::heaps::HeapBlock;
 use super::phases::PhaseId;
 use super::sites::{OwnerId, SiteId};
+use crate::newest::Newest;
 
 /// Most stream events kept for one free: one for each stream that used the block.
 const MAX_EVENTS_OF_A_FREE: usize = 1024;
@@ -234,10 +235,10 @@ pub fn asked_about(wait: &Wait) -> Option<u64> {
 /// What is known of PyTorch's allocators of all devices.
 #[derive(Default)]
 pub(super) struct Torch {
-    pub(super) devices: FxHashMap<i16, TorchBooks>,
+    pub(super) devices: Newest<i16, TorchBooks>,
     pub(super) blocks: FxHashMap<u64, Block>,
     n_blocks: u64,
-    threads: FxHashMap<ThreadId, ThreadState>,
+    threads: Newest<ThreadId, ThreadState>,
     pending: FxHashMap<u64, PendingFree>,
     n_pending: u64,
     waiting: FxHashMap<u64, u64>,
@@ -303,7 +304,7 @@ impl Torch {
     }
 
     pub(super) fn books(&mut self, device: i16) -> &mut TorchBooks {
-        self.devices.entry(device).or_default()
+        self.devices.of(device)
     }
 
     pub(super) fn take_own_events(&mut self) -> FxHashSet<u64> {
@@ -384,7 +385,7 @@ impl Torch {
         });
         self.complete_after(freed, &waits_for);
         waits_for.clear();
-        self.threads.entry(event.thread).or_default().recorded = waits_for;
+        self.threads.of(event.thread).recorded = waits_for;
     }
 
     pub(super) fn oom(
@@ -424,7 +425,7 @@ impl Torch {
     pub(super) fn wait(&mut self, event: &Event, wait: &Wait) {
         match wait.action {
             WaitAction::Record if wait.result == 0 => {
-                let recorded = &mut self.threads.entry(event.thread).or_default().recorded;
+                let recorded = &mut self.threads.of(event.thread).recorded;
                 if recorded.len() < MAX_EVENTS_OF_A_FREE {
                     recorded.push(wait.event);
                 } else {
@@ -462,7 +463,7 @@ impl Torch {
 
     /// PyTorch made a page of an expandable segment accessible; [`Torch::set_access`] ends the run.
     pub(super) fn mapped(&mut self, thread: ThreadId, page: Mapped) {
-        let state = self.threads.entry(thread).or_default();
+        let state = self.threads.of(thread);
         state.run = Run::Mapping(match state.run {
             Run::Mapping(before) if before.device == page.device => {
                 Mapped { bytes: Bytes(before.bytes.0.saturating_add(page.bytes.0)), ..before }
@@ -473,7 +474,7 @@ impl Torch {
 
     /// The first `cuMemSetAccess` after a run of maps is for the segment's own device; those of peers follow.
     pub(super) fn set_access(&mut self, event: &Event) {
-        let state = self.threads.entry(event.thread).or_default();
+        let state = self.threads.of(event.thread);
         if let Run::Mapping(pages) = state.run {
             state.run = Run::None;
             let books = self.books(pages.device);
@@ -485,7 +486,7 @@ impl Torch {
 
     /// PyTorch unmapped a page of an expandable segment.
     pub(super) fn unmapped(&mut self, thread: ThreadId, page: Mapped, reservation: Option<u64>) {
-        let state = self.threads.entry(thread).or_default();
+        let state = self.threads.of(thread);
         let continues = matches!(
             state.run,
             Run::Unmapping { end, reservation: before } if end == page.addr && before == reservation
@@ -499,12 +500,12 @@ impl Torch {
 
     /// The program asked the driver how much is free.
     pub(super) fn mem_info(&mut self, thread: ThreadId, free: Bytes, total: Bytes) {
-        self.threads.entry(thread).or_default().mem_info = Some((free, total));
+        self.threads.of(thread).mem_info = Some((free, total));
     }
 
     /// An event of PyTorch ends what its thread did for the one before.
     fn begin_step(&mut self, thread: ThreadId) -> &mut ThreadState {
-        let state = self.threads.entry(thread).or_default();
+        let state = self.threads.of(thread);
         state.run = Run::None;
         state
     }

@@ -14,6 +14,7 @@ use super::sites::SiteId;
 use crate::Definitions;
 use crate::backward::python_lines;
 use crate::by_stack::ByStack;
+use crate::newest::Newest;
 
 /// Fewer turns than this are not a loop.
 const MIN_STEPS: usize = 2;
@@ -102,15 +103,17 @@ pub(super) struct StepFinder {
     open: FxHashMap<ThreadId, Vec<Option<String>>>,
     /// From which of the lines that call one an optimizer was called.
     optimizer_stacks: ByStack<Option<usize>>,
-    in_optimizer: FxHashMap<ThreadId, Option<usize>>,
+    in_optimizer: Newest<ThreadId, Option<usize>>,
     /// The lines that call an optimizer, and when it was done.
     optimizers: Vec<(String, Vec<Nanos>)>,
     first_block: Option<Nanos>,
     /// Each call site of PyTorch's blocks (true), and of the driver's memory.
-    places: FxHashMap<Key, Place>,
+    places: Vec<(Key, Place)>,
+    /// Their indexes.
+    numbers: FxHashMap<Key, u32>,
     module_stacks: ByStack<bool>,
-    /// Who asked for what is held, by address.
-    held: FxHashMap<(bool, u64), Key>,
+    /// Who asked for the driver's memory, and for PyTorch's blocks, that is held: index of the call site by address.
+    held: [FxHashMap<u64, u32>; 2],
     n_times: usize,
 }
 
@@ -175,7 +178,7 @@ impl StepFinder {
                 here
             }
         };
-        let before = self.in_optimizer.insert(event.thread, here).flatten();
+        let before = std::mem::replace(self.in_optimizer.of(event.thread), here);
         if let Some((_, ends)) = here.and_then(|caller| self.optimizers.get_mut(caller)) {
             if before == here {
                 ends.pop();
@@ -187,17 +190,30 @@ impl StepFinder {
         if let Some(site) = asked
             && self.n_times < MAX_TIMES
         {
-            self.n_times += 1;
-            let key = (is_block, device, site);
             let is_in_module =
                 self.module_stacks.get_or(event.stack, || is_in_module(definitions, event.stack));
-            let place = self.places.entry(key).or_default();
-            place.times.push(event.time);
-            place.n_held += 1;
-            place.most_held = place.most_held.max(place.n_held);
-            place.is_in_module |= is_in_module;
-            self.held.insert((is_block, addr), key);
+            self.asked((is_block, device, site), event.time, addr, is_in_module);
         }
+    }
+
+    fn asked(&mut self, key: Key, time: Nanos, addr: u64, is_in_module: bool) {
+        self.n_times += 1;
+        if self.n_times == MAX_TIMES {
+            // A cut list of times says neither how often nor when.
+            (self.places, self.numbers, self.held) = Default::default();
+            return;
+        }
+        let places = &mut self.places;
+        let number = *self.numbers.entry(key).or_insert_with(|| {
+            places.push((key, Place::default()));
+            places.len() as u32 - 1
+        });
+        let (_, place) = &mut self.places[number as usize];
+        place.times.push(time);
+        place.n_held += 1;
+        place.most_held = place.most_held.max(place.n_held);
+        place.is_in_module |= is_in_module;
+        self.held[usize::from(key.0)].insert(addr, number);
     }
 
     fn optimizer(&mut self, line: String) -> usize {
@@ -209,8 +225,8 @@ impl StepFinder {
     }
 
     fn given_back(&mut self, is_block: bool, addr: u64) {
-        let place = self.held.remove(&(is_block, addr)).and_then(|key| self.places.get_mut(&key));
-        if let Some(place) = place {
+        let number = self.held[usize::from(is_block)].remove(&addr);
+        if let Some((_, place)) = number.and_then(|number| self.places.get_mut(number as usize)) {
             place.n_held = place.n_held.saturating_sub(1);
         }
     }
@@ -269,16 +285,12 @@ impl StepFinder {
 
     fn by_period(&self) -> Found {
         // PyTorch asks the driver when its cache is empty, which says nothing of the program's loop.
-        let has_blocks = |device| self.places.keys().any(|(is_block, of, _)| *is_block && *of == device);
+        let has_blocks = |device| self.places.iter().any(|((is_block, of, _), _)| *is_block && *of == device);
         let telling =
             self.places.iter().filter(|((is_block, device, _), _)| *is_block || !has_blocks(*device));
         let mut telling: Vec<_> = telling.collect();
-        telling.sort_by_key(|(key, _)| **key);
+        telling.sort_by_key(|(key, _)| *key);
         let places: Vec<&Place> = telling.into_iter().map(|(_, place)| place).collect();
-        // A cut list of times says neither how often nor when.
-        if self.n_times >= MAX_TIMES {
-            return Found::default();
-        }
         match turns(&places) {
             Turns::None => Found::default(),
             Turns::Perhaps(turns) => Found { training: None, perhaps: turns },
