@@ -9,7 +9,7 @@ use crate::event::{
 use crate::tables::{
     BlockAllocsFields, BlockFreesFields, BlockOomsFields, CallsFields, Events, EventsFields, Field,
     LossesFields, MarksFields, NcclEntersFields, NcclExitsFields, NcclTimingsFields, PjrtExecutablesFields,
-    PjrtsFields, Root, SamplesFields, WaitsFields, column, keys, nested, rows, texts,
+    PjrtsFields, Root, Rows, SamplesFields, WaitsFields, column, keys, nested, rows, texts,
 };
 use flatbuffers::FlatBufferBuilder;
 use std::collections::HashMap;
@@ -485,13 +485,13 @@ impl Hasher for AddressHasher {
 #[derive(Default)]
 pub(crate) struct Scratch(Expected);
 
-/// Events of a payload that may be anything, added to `events`. The times are as stored: perhaps out of order.
+/// Events of a payload that may be anything, added to `events` as they are stored. Returns whether their times are in order.
 pub(crate) fn decode(
     payload: &[u8],
     count: u32,
     scratch: &mut Scratch,
     events: &mut Vec<Event>,
-) -> Result<(), String> {
+) -> Result<bool, String> {
     let table = Events::parse(payload)?;
     let n_kinds = table.kinds().map_or(0, |kinds| kinds.len());
     if n_kinds != count as usize || count > MAX_EVENTS {
@@ -512,7 +512,17 @@ pub(crate) fn decode(
             kind: decoder.next(kind)?,
         });
     }
-    Ok(())
+    Ok(are_sorted(rows(table.times()), n_kinds))
+}
+
+/// Whether the first times of a column are in order. They are read twice, as reading them again is cheaper than the events.
+fn are_sorted(mut times: Rows<'_, u64>, n: usize) -> bool {
+    let mut time = 0;
+    (0..n).all(|_| {
+        let before = time;
+        time = unzigzag(times.next(), before);
+        before <= time
+    })
 }
 
 /// Reads the rows of a block's tables in the order of its events.

@@ -25,7 +25,7 @@ use crate::event::{
 };
 use crate::tables::{self, Root, rows};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -41,7 +41,7 @@ mod segments;
 
 use ahead::Ahead;
 pub use follow::{Follower, Grown};
-use input::{Input, last_first};
+use input::{Input, in_order};
 pub use open::{confine_to, open_regular};
 use scan::{patience, scan};
 use segments::Segment;
@@ -478,15 +478,15 @@ impl Trace {
         result.map_err(|what| self.damage(block, block.bytes, what, CORRUPT)).ok()
     }
 
-    /// The events of a block, the last one first, added to an empty list.
+    /// The events of a block in the order of their times, added to an empty list.
     fn decode(&self, block: &Block, mut events: Vec<Event>) -> Vec<Event> {
         let read = |payload: &[u8], scratch: &mut columns::Scratch| {
-            columns::decode(payload, block.count, scratch, &mut events)
+            let decoded = columns::decode(payload, block.count, scratch, &mut events);
+            in_order(&mut events, decoded)
         };
         if self.payload(block, read).is_none() {
             events.clear();
         }
-        last_first(&mut events);
         events
     }
 }
@@ -501,7 +501,7 @@ pub struct Events<'a> {
     next: usize,
     open: BinaryHeap<Reverse<Cursor>>,
     current: Option<Run>,
-    /// The last event of `current` was lent, and is done with.
+    /// The first event of `current` was lent, and is done with.
     is_lent: bool,
     /// Lists of blocks that are done, for the next ones.
     spare: Vec<Vec<Event>>,
@@ -521,16 +521,15 @@ type Place = (Nanos, u64);
 
 struct Cursor {
     place: Place,
-    /// The last one first.
-    events: Vec<Event>,
+    events: VecDeque<Event>,
 }
 
 impl Cursor {
     /// The list itself where there is no event in it.
-    fn new(events: Vec<Event>, offset: u64) -> Result<Cursor, Vec<Event>> {
-        match events.last() {
+    fn new(events: VecDeque<Event>, offset: u64) -> Result<Cursor, Vec<Event>> {
+        match events.front() {
             Some(first) => Ok(Cursor { place: (first.time, offset), events }),
-            None => Err(events),
+            None => Err(events.into()),
         }
     }
 }
@@ -556,7 +555,7 @@ impl Iterator for Events<'_> {
     type Item = Event;
 
     fn next(&mut self) -> Option<Event> {
-        self.run()?.pop()
+        self.run()?.pop_front()
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -569,20 +568,20 @@ impl Events<'_> {
     pub fn lend(&mut self) -> Option<&Event> {
         self.run()?;
         self.is_lent = true;
-        self.current.as_ref()?.cursor.events.last()
+        self.current.as_ref()?.cursor.events.front()
     }
 
-    /// The block that has the next event, as its last one.
-    fn run(&mut self) -> Option<&mut Vec<Event>> {
+    /// The block that has the next event, as its first one.
+    fn run(&mut self) -> Option<&mut VecDeque<Event>> {
         if std::mem::take(&mut self.is_lent)
             && let Some(run) = &mut self.current
         {
-            run.cursor.events.pop();
+            run.cursor.events.pop_front();
         }
         loop {
             let is_next = |run: &Run| {
                 let (limit, offset) = (run.limit, run.cursor.place.1);
-                run.cursor.events.last().is_some_and(|event| (event.time, offset) <= limit)
+                run.cursor.events.front().is_some_and(|event| (event.time, offset) <= limit)
             };
             if self.current.as_ref().is_some_and(is_next) {
                 break;
@@ -622,14 +621,14 @@ impl Events<'_> {
             }
             self.next += 1;
             let events = self.decode(self.next - 1, block);
-            match Cursor::new(events, block.offset) {
+            match Cursor::new(events.into(), block.offset) {
                 Ok(cursor) => self.open.push(Reverse(cursor)),
                 Err(empty) => self.spare.push(empty),
             }
         }
     }
 
-    /// The events of a block, the last one first.
+    /// The events of a block, in the order of their times.
     fn decode(&mut self, index: usize, block: &Block) -> Vec<Event> {
         if index == STARTS_THREADS {
             self.ahead = Ahead::of(self.trace, index);

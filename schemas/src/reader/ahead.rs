@@ -55,7 +55,7 @@ struct Job {
     events: Vec<Event>,
 }
 
-/// The events of a block, the last one first; or what is wrong with it, and an empty list.
+/// The events of a block in the order of their times; or what is wrong with it, and an empty list.
 type Decoded = (Vec<Event>, Result<(), String>);
 
 impl Ahead {

@@ -115,7 +115,7 @@ impl Unfolder {
         Ok(())
     }
 
-    /// The events of a block as it is stored, added to an empty list as [`last_first`] has them; after an error the list is empty.
+    /// The events of a block as it is stored, added to an empty list in the order of their times; after an error the list is empty.
     pub(super) fn events(
         &mut self,
         header: &Header,
@@ -126,18 +126,16 @@ impl Unfolder {
         let Unfolder { payload, scratch, .. } = self;
         let decoded = unfolded.and_then(|()| columns::decode(payload, header.count, scratch, events));
         shrink(payload);
-        if decoded.is_err() {
-            events.clear();
-        }
-        last_first(events);
-        decoded
+        in_order(events, decoded)
     }
 }
 
-/// Orders the events of a block by their times, the last one first.
-pub(super) fn last_first(events: &mut [Event]) {
-    if !events.is_sorted_by_key(|event| event.time) {
-        events.sort_by_key(|event| event.time);
+/// Orders the events of a block by their times, where they were not stored in that order; after an error the list is empty.
+pub(super) fn in_order(events: &mut Vec<Event>, is_sorted: Result<bool, String>) -> Result<(), String> {
+    match is_sorted {
+        Ok(true) => {}
+        Ok(false) => events.sort_by_key(|event| event.time),
+        Err(_) => events.clear(),
     }
-    events.reverse();
+    is_sorted.map(|_| ())
 }
