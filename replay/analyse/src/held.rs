@@ -189,55 +189,47 @@ fn last(function: &str) -> &str {
     function.rsplit('.').next().unwrap_or(function)
 }
 
-/// What stacks show, each looked at once.
-pub(crate) struct SignsOf<'a> {
-    definitions: &'a dyn Definitions,
-    /// Of requests of the size of a workspace in the second.
-    known: [ByStack<Signs>; 2],
+/// What the stacks of all lives show, each stack looked at once.
+pub(crate) fn signs_of(lives: &Lives, definitions: &dyn Definitions) -> Vec<Signs> {
+    // Of requests of the size of a workspace in the second.
+    let mut known: [ByStack<Signs>; 2] = Default::default();
+    let mut all = Vec::with_capacity(lives.list.len());
+    all.extend(lives.list.iter().map(|life| {
+        let is_of_size = roles::is_workspace_size(life.requested);
+        known[usize::from(is_of_size)]
+            .get_or(life.stack, || Signs::of(definitions, life.stack, life.requested))
+    }));
+    all
 }
 
-impl<'a> SignsOf<'a> {
-    pub(crate) fn new(definitions: &'a dyn Definitions) -> SignsOf<'a> {
-        SignsOf { definitions, known: Default::default() }
-    }
-
-    /// Whether the stack of some life shows this.
-    pub(crate) fn any(&mut self, lives: &Lives, sign: Sign) -> bool {
-        lives.list.iter().any(|life| self.of(life).has(sign))
-    }
-
-    pub(crate) fn definitions(&self) -> &'a dyn Definitions {
-        self.definitions
-    }
-
-    pub(crate) fn of(&mut self, life: &Life) -> Signs {
-        let is_of_size = roles::is_workspace_size(life.requested);
-        let definitions = self.definitions;
-        self.known[usize::from(is_of_size)]
-            .get_or(life.stack, || Signs::of(definitions, life.stack, life.requested))
-    }
+/// All lives, and what is known of them.
+#[derive(Clone, Copy)]
+pub(crate) struct Known<'a> {
+    pub lives: &'a Lives,
+    pub roles: &'a Roles,
+    /// Of each life.
+    pub signs: &'a [Signs],
+    pub ledger: &'a Ledger,
+    pub definitions: &'a dyn Definitions,
 }
 
 impl HeldAt {
     /// The lives of a device that `is_held` names.
     pub(crate) fn of(
-        lives: &Lives,
-        roles: &Roles,
+        Known { lives, roles, signs, definitions, .. }: Known<'_>,
         (device, time): (i16, Nanos),
-        signs: &mut SignsOf<'_>,
         is_held: impl Fn(&Life) -> bool,
     ) -> HeldAt {
         let mut by_line: FxHashMap<(SiteId, u16, Signs), Holder> = FxHashMap::default();
         let mut bytes = 0_u64;
-        let own =
-            lives.list.iter().zip(&roles.of_lives).filter(|(life, _)| life.device == device && is_held(life));
-        for (life, role) in own {
+        let known = lives.list.iter().zip(&roles.of_lives).zip(signs);
+        let own = known.filter(|((life, _), _)| life.device == device && is_held(life));
+        for ((life, role), signs) in own {
             bytes = bytes.saturating_add(life.bytes.0);
-            let signs = signs.of(life);
-            let holder = by_line.entry((life.site, *role, signs)).or_insert_with(|| Holder {
+            let holder = by_line.entry((life.site, *role, *signs)).or_insert_with(|| Holder {
                 site: life.site,
                 role: *role,
-                signs,
+                signs: *signs,
                 bytes: Bytes(0),
                 blocks: 0,
                 streams: vec![],
@@ -250,8 +242,9 @@ impl HeldAt {
             });
             holder.bytes.0 += life.bytes.0;
             holder.blocks += 1;
-            if !holder.streams.contains(&life.stream) && holder.streams.len() < MOST_SIZES {
-                holder.streams.push(life.stream);
+            let stream = lives.stream(life);
+            if !holder.streams.contains(&stream) && holder.streams.len() < MOST_SIZES {
+                holder.streams.push(stream);
             }
             if holder.sizes.len() < MOST_SIZES || holder.sizes.contains_key(&life.requested) {
                 *holder.sizes.entry(life.requested).or_default() += 1;
@@ -264,22 +257,16 @@ impl HeldAt {
                 holder.before = course.gone;
                 holder.rising_sizes = if course.falls { 0 } else { course.n_sizes };
             }
-            holder.caller = caller_of_model(signs.definitions, holder.stack).unwrap_or_default();
+            holder.caller = caller_of_model(definitions, holder.stack).unwrap_or_default();
         }
         holders.sort_by_key(|holder| (Reverse(holder.bytes), holder.site, holder.role, holder.signs));
-        let piles = piles::of(lives, roles, signs.definitions, device, Bytes(bytes), &is_held);
+        let piles = piles::of(lives, roles, definitions, device, Bytes(bytes), &is_held);
         HeldAt { device, time, bytes: Bytes(bytes), holders, holdings: vec![], piles }
     }
 
     /// The same, taken apart.
-    pub(crate) fn taken_apart(
-        mut self,
-        lives: &Lives,
-        of: (&Roles, &Ledger),
-        signs: &mut SignsOf<'_>,
-        is_held: impl Fn(&Life) -> bool,
-    ) -> HeldAt {
-        let partition = Partition::of(lives, of, signs, &self, &is_held);
+    pub(crate) fn taken_apart(mut self, known: Known<'_>, is_held: impl Fn(&Life) -> bool) -> HeldAt {
+        let partition = Partition::of(known, &self, &is_held);
         self.holdings = partition.holdings(&is_held);
         self
     }

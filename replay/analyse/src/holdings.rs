@@ -11,7 +11,7 @@ use gputrace_schemas::event::{Bytes, Nanos, StackId};
 use gputrace_sim::stacks::python_package;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::held::{HeldAt, Sign, Signs, SignsOf};
+use crate::held::{HeldAt, Known, Sign, Signs};
 use crate::lives::{Life, Lives};
 use crate::piles::{Course, Pile};
 use crate::roles::{Role, Roles};
@@ -19,7 +19,7 @@ use gputrace_trace::Definitions;
 use gputrace_trace::backward::python_lines;
 use gputrace_trace::by_stack::ByStack;
 use gputrace_trace::interned::Interned;
-use gputrace_trace::ledger::{Ledger, SiteId};
+use gputrace_trace::ledger::SiteId;
 
 /// Holdings of which it is computed what the peak would be without them.
 const MOST_TRIED: usize = 24;
@@ -105,34 +105,32 @@ type Key = (Purpose, u32);
 pub(crate) struct Partition<'a> {
     lives: &'a Lives,
     device: i16,
-    keys: Vec<Option<Key>>,
+    /// All holdings.
+    keys: Vec<Key>,
+    /// The number of each life's holding among these; [`NOBODYS`] for those of other devices.
+    of_lives: Vec<u32>,
     called: FxHashMap<Key, String>,
-    signs: Vec<Signs>,
+    signs: &'a [Signs],
 }
 
+const NOBODYS: u32 = u32::MAX;
+
 impl<'a> Partition<'a> {
-    pub(crate) fn of(
-        lives: &'a Lives,
-        (roles, ledger): (&Roles, &Ledger),
-        signs: &mut SignsOf<'_>,
-        held: &HeldAt,
-        is_held: impl Fn(&Life) -> bool,
-    ) -> Partition<'a> {
+    pub(crate) fn of(known: Known<'a>, held: &HeldAt, is_held: impl Fn(&Life) -> bool) -> Partition<'a> {
         let device = held.device;
-        let of_lives: Vec<Signs> = lives.list.iter().map(|life| signs.of(life)).collect();
-        let maker =
-            Maker { lives, roles, ledger, device, signs: &of_lives, definitions: signs.definitions() };
-        let (keys, called) = maker.keys(held, &is_held);
-        Partition { lives, device, keys, called, signs: of_lives }
+        let maker = Maker { known, lives: known.lives, roles: known.roles, device, signs: known.signs };
+        let (keys, of_lives, called) = maker.keys(held, &is_held);
+        Partition { lives: known.lives, device, keys, of_lives, called, signs: known.signs }
     }
 
     /// All holdings of what `is_held` names, most first.
     pub(crate) fn holdings(&self, is_held: impl Fn(&Life) -> bool) -> Vec<Holding> {
         let mut found: BTreeMap<Key, (Holding, FxHashMap<SiteId, u64>)> = BTreeMap::new();
         for (idx, life) in self.lives.list.iter().enumerate() {
-            let Some(key) = self.keys[idx].filter(|_| life.device == self.device && is_held(life)) else {
+            if life.device != self.device || !is_held(life) {
                 continue;
-            };
+            }
+            let Some(key) = self.keys.get(self.of_lives[idx] as usize).copied() else { continue };
             let (holding, sites) = found.entry(key).or_insert_with(|| {
                 let called = self.called.get(&key).cloned().unwrap_or_default();
                 (Holding::new(key.0, life, self.signs[idx], called), FxHashMap::default())
@@ -157,12 +155,11 @@ impl<'a> Partition<'a> {
 
     /// The most that the device's blocks held without those of each key: exact, for the same requests.
     fn without(&self, tried: &[Key]) -> Vec<Bytes> {
-        let number: FxHashMap<Key, u16> = tried.iter().copied().zip(0..).collect();
+        let number: FxHashMap<Key, usize> = tried.iter().copied().zip(0..).collect();
+        let number: Vec<Option<usize>> = self.keys.iter().map(|key| number.get(key).copied()).collect();
         let (mut held, mut own, mut most) = (0_u64, vec![0_u64; tried.len()], vec![0_u64; tried.len()]);
-        let of_lives: Vec<Option<u16>> =
-            self.keys.iter().map(|key| key.and_then(|key| number.get(&key).copied())).collect();
         for (moment, idx) in (0_u32..).zip(self.lives.moments()) {
-            let Some(life) = self.lives.list.get(idx as usize).filter(|life| life.device == self.device)
+            let Some(life) = self.lives.list.get(*idx as usize).filter(|life| life.device == self.device)
             else {
                 continue;
             };
@@ -170,7 +167,7 @@ impl<'a> Partition<'a> {
             let change =
                 |now: u64| if is_born { now + life.bytes.0 } else { now.saturating_sub(life.bytes.0) };
             held = change(held);
-            if let Some(at) = of_lives[idx as usize].map(usize::from) {
+            if let Some(at) = number.get(self.of_lives[*idx as usize] as usize).copied().flatten() {
                 own[at] = change(own[at]);
             }
             if is_born {
@@ -200,12 +197,11 @@ impl Holding {
 }
 
 struct Maker<'a> {
+    known: Known<'a>,
     lives: &'a Lives,
     roles: &'a Roles,
-    ledger: &'a Ledger,
     device: i16,
     signs: &'a [Signs],
-    definitions: &'a dyn Definitions,
 }
 
 /// Weights that were made by one line, by way of the same lines of the program.
@@ -234,14 +230,16 @@ impl Maker<'_> {
         &self,
         held: &HeldAt,
         is_held: &impl Fn(&Life) -> bool,
-    ) -> (Vec<Option<Key>>, FxHashMap<Key, String>) {
+    ) -> (Vec<Key>, Vec<u32>, FxHashMap<Key, String>) {
         let mut paths: Interned<String> = Interned::default();
         let mut numbers: ByStack<u32> = ByStack::default();
         let mut units: BTreeMap<u32, Unit> = BTreeMap::new();
-        let mut keys: Vec<Option<Key>> = vec![None; self.lives.list.len()];
-        let mut is_weight = vec![false; keys.len()];
+        let mut keys: Interned<Key> = Interned::default();
+        let mut of_lives = vec![NOBODYS; self.lives.list.len()];
+        let mut is_weight = vec![false; of_lives.len()];
         for (idx, life) in self.own() {
-            let number = numbers.get_or(life.stack, || paths.id(own_path(self.definitions, life.stack)));
+            let number =
+                numbers.get_or(life.stack, || paths.id(own_path(self.known.definitions, life.stack)));
             let is_of_program = self.is_of_program(idx);
             if self.is_like_weights(idx) || is_of_program {
                 is_weight[idx] = !is_of_program;
@@ -280,7 +278,7 @@ impl Maker<'_> {
             let path = numbers.get(life.stack).copied().unwrap_or_default();
             let mut function = || {
                 *of_sites.entry(life.site).or_insert_with(|| {
-                    let site = self.ledger.sites.site(life.site);
+                    let site = self.known.ledger.sites.site(life.site);
                     functions.id(site.map(|it| (it.function.clone(), it.file.clone())).unwrap_or_default())
                 })
             };
@@ -288,7 +286,7 @@ impl Maker<'_> {
             let is_in_attention = attention.contains(&life.requested.0)
                 && (signs.has(Sign::Attention) || signs.has(Sign::Backward));
             let copy = copies.get(&path).filter(|_| is_weight[idx] || self.is_of_program(idx));
-            keys[idx] = Some(if is_weight[idx] || copy.is_some() {
+            let key = if is_weight[idx] || copy.is_some() {
                 copy.map_or((Purpose::Weights, 0), |purpose| (*purpose, path))
             } else if converted.contains(&life.requested.0) && signs.has(Sign::Forward) {
                 (Purpose::Converted, 0)
@@ -302,14 +300,15 @@ impl Maker<'_> {
                     purpose @ Purpose::Data => (purpose, life.site.0),
                     purpose => (purpose, 0),
                 }
-            });
+            };
+            of_lives[idx] = keys.id(key);
         }
         let called = |(path, purpose): (&u32, &Purpose)| {
             Some(((*purpose, *path), paths.values.get(*path as usize)?.clone()))
         };
         let collected = ((Purpose::Collected, 0), loops.looped_at.clone());
         let called = copies.iter().filter_map(called).chain([collected]).collect();
-        (keys, called)
+        (keys.values, of_lives, called)
     }
 
     fn own(&self) -> impl Iterator<Item = (usize, &Life)> {
@@ -391,19 +390,22 @@ impl Maker<'_> {
         let mut now: FxHashMap<u64, u64> = FxHashMap::default();
         let mut most: BTreeMap<u64, u64> = BTreeMap::new();
         let mut made: FxHashMap<u64, (u64, u32)> = FxHashMap::default();
+        if !(0..self.lives.list.len()).any(|idx| self.role(idx) == Some(Role::Gradients)) {
+            return most;
+        }
         let mut n_passes = 1_u32;
         let mut in_backward = false;
         for (moment, idx) in (0_u32..).zip(self.lives.moments()) {
-            let Some(life) = self.lives.list.get(idx as usize).filter(|life| life.device == self.device)
+            let Some(life) = self.lives.list.get(*idx as usize).filter(|life| life.device == self.device)
             else {
                 continue;
             };
-            let (is_born, is_backward) = (life.born == moment, self.signs[idx as usize].has(Sign::Backward));
+            let (is_born, is_backward) = (life.born == moment, self.signs[*idx as usize].has(Sign::Backward));
             if is_born {
                 n_passes += u32::from(is_backward && !in_backward);
                 in_backward = is_backward;
             }
-            match self.role(idx as usize) {
+            match self.role(*idx as usize) {
                 Some(Role::Gradients) => {
                     let now = now.entry(life.requested.0).or_default();
                     *now = if is_born { *now + 1 } else { now.saturating_sub(1) };
@@ -487,7 +489,7 @@ impl Maker<'_> {
         // By the line that calls the outermost model: the lines of that model, and how often each stack is held.
         let mut by_caller: BTreeMap<String, Vec<(String, StackId, u64)>> = BTreeMap::new();
         for (stack, n) in held {
-            if let Some((caller, line)) = model_line(self.definitions, stack) {
+            if let Some((caller, line)) = model_line(self.known.definitions, stack) {
                 by_caller.entry(caller).or_default().push((line, stack, n));
             }
         }

@@ -9,11 +9,11 @@ use rustc_hash::FxHashMap;
 
 use crate::categories::Categories;
 use crate::cycles::Cycles;
-use crate::held::{HeldAt, Sign, SignsOf, is_held_at};
+use crate::held::{HeldAt, Known, Sign, is_held_at, signs_of};
 use crate::idle::{self, Idle};
 use crate::lives::{Life, Lives, NEVER};
 use crate::roles::{Role, Roles, roles};
-use gputrace_sim::cores::both;
+use gputrace_sim::cores::{Task, at_once, both};
 use gputrace_trace::Definitions;
 use gputrace_trace::ledger::{Ledger, SiteId};
 
@@ -177,33 +177,20 @@ impl Lifetimes {
     ) -> Lifetimes {
         lives.finish();
         let (lives, sites) = (&lives, &ledger.sites);
-        let ((moments, streams, cycles), roles) = both(
-            || {
-                let moments = lives.moments();
-                let streams = streams(lives, &moments);
-                (moments, streams, Cycles::of(lives, definitions))
-            },
+        let ((streams, cycles, signs), roles) = both(
+            || (streams(lives), Cycles::of(lives, definitions), signs_of(lives, definitions)),
             || roles(lives, definitions, sites, categories),
         );
-        let sweeps: Vec<(Sweep, Top)> = lives
-            .devices()
-            .into_iter()
-            .map(|device| Sweep { lives, moments: &moments, roles: &roles, device })
-            .map(|sweep| (sweep, sweep.top()))
-            .collect();
-        let (devices, held) = both(
-            || -> Vec<DeviceLifetimes> { sweeps.iter().map(|(sweep, top)| sweep.device(*top)).collect() },
-            || Moments::of(&sweeps, (lives, &roles, ledger), definitions),
-        );
-        let Moments { at_failure, at_peak, at_end, idle, has_checkpointing } = held;
+        let known = Known { lives, roles: &roles, signs: &signs, ledger, definitions };
+        let found = Found::of(known);
         Lifetimes {
-            at_failure,
-            at_peak,
-            idle,
-            has_checkpointing,
-            at_end,
+            at_failure: found.at_failure,
+            at_peak: found.at_peak,
+            idle: found.idle.into_iter().flatten().collect(),
+            has_checkpointing: signs.iter().any(|signs| signs.has(Sign::Checkpointed)),
+            at_end: found.at_end,
             streams,
-            devices,
+            devices: found.devices,
             cycles,
             is_guessed: roles.is_guessed,
             from_before: Bytes(
@@ -216,45 +203,61 @@ impl Lifetimes {
     }
 }
 
-/// What was held at the moments that matter.
-struct Moments {
+/// What was held by each device, over time and at the moments that matter.
+#[derive(Default)]
+struct Found {
+    devices: Vec<DeviceLifetimes>,
     at_failure: Vec<HeldAt>,
     at_peak: Vec<HeldAt>,
     at_end: Vec<HeldAt>,
-    idle: Vec<Idle>,
-    has_checkpointing: bool,
+    idle: Vec<Option<Idle>>,
 }
 
-impl Moments {
-    fn of(
-        sweeps: &[(Sweep<'_>, Top)],
-        (lives, roles, ledger): (&Lives, &Roles, &Ledger),
-        definitions: &dyn Definitions,
-    ) -> Moments {
-        let mut signs = SignsOf::new(definitions);
-        let at_failure = failures(ledger).into_iter().map(|(device, time)| {
-            let is_held = |life: &Life| is_held_at(life, time);
-            let held = HeldAt::of(lives, roles, (device, time), &mut signs, is_held);
-            held.taken_apart(lives, (roles, ledger), &mut signs, is_held)
-        });
-        let mut all = Moments {
-            at_failure: at_failure.collect(),
-            at_peak: vec![],
-            at_end: vec![],
-            idle: vec![],
-            has_checkpointing: signs.any(lives, Sign::Checkpointed),
+impl Found {
+    fn of(known: Known<'_>) -> Found {
+        let sweeps: Vec<(Sweep, Top)> = known
+            .lives
+            .devices()
+            .into_iter()
+            .map(|device| Sweep { lives: known.lives, roles: known.roles, device })
+            .map(|sweep| (sweep, sweep.top()))
+            .collect();
+        let failures: Vec<(i16, Nanos)> = failures(known.ledger).into_iter().collect();
+        let mut found = Found {
+            devices: sweeps.iter().map(|(sweep, top)| sweep.device(*top)).collect(),
+            at_failure: vec![HeldAt::default(); failures.len()],
+            at_peak: vec![HeldAt::default(); sweeps.len()],
+            at_end: vec![HeldAt::default(); sweeps.len()],
+            idle: vec![None; sweeps.len()],
         };
-        for (sweep, top) in sweeps {
-            let device = sweep.device;
-            let is_held = |life: &Life| life.is_held_at(top.moment);
-            let held = HeldAt::of(lives, roles, (device, sweep.time(*top)), &mut signs, is_held);
-            let held = held.taken_apart(lives, (roles, ledger), &mut signs, is_held);
-            all.idle.extend(idle::of(lives, definitions, device, held.bytes, is_held));
-            all.at_peak.push(held);
-            let at = (device, ledger.last);
-            all.at_end.push(HeldAt::of(lives, roles, at, &mut signs, |life| life.died == NEVER));
+        // Those that take longest first.
+        let mut tasks: Vec<Task<'_>> = vec![];
+        for (found, at) in found.at_failure.iter_mut().zip(failures) {
+            tasks.push(Box::new(move || {
+                let is_held = |life: &Life| is_held_at(life, at.1);
+                *found = HeldAt::of(known, at, is_held).taken_apart(known, is_held);
+            }));
         }
-        all
+        for ((found, idle), (sweep, top)) in found.at_peak.iter_mut().zip(&mut found.idle).zip(&sweeps) {
+            tasks.push(Box::new(move || {
+                let is_held = |life: &Life| life.is_held_at(top.moment);
+                let at = (sweep.device, sweep.time(*top));
+                *found = HeldAt::of(known, at, is_held).taken_apart(known, is_held);
+                *idle = idle::of(known.lives, known.definitions, sweep.device, found.bytes, is_held);
+            }));
+        }
+        for (device, (sweep, top)) in found.devices.iter_mut().zip(&sweeps) {
+            let DeviceLifetimes { roles, makers, replaced, .. } = device;
+            tasks.push(Box::new(|| *replaced = sweep.replaced(*top)));
+            tasks.push(Box::new(|| *makers = sweep.makers(*top)));
+            tasks.push(Box::new(|| *roles = sweep.role_bytes(*top)));
+        }
+        for (found, (sweep, _)) in found.at_end.iter_mut().zip(&sweeps) {
+            let at = (sweep.device, known.ledger.last);
+            tasks.push(Box::new(move || *found = HeldAt::of(known, at, |life| life.died == NEVER)));
+        }
+        at_once(tasks);
+        found
     }
 }
 
@@ -273,7 +276,7 @@ fn failures(ledger: &Ledger) -> BTreeMap<i16, Nanos> {
     last
 }
 
-fn streams(lives: &Lives, moments: &[u32]) -> Vec<StreamUse> {
+fn streams(lives: &Lives) -> Vec<StreamUse> {
     #[derive(Default)]
     struct Use {
         blocks: u64,
@@ -284,9 +287,9 @@ fn streams(lives: &Lives, moments: &[u32]) -> Vec<StreamUse> {
         sites: FxHashMap<SiteId, u64>,
     }
     let mut all: BTreeMap<(i16, u64), Use> = BTreeMap::new();
-    for (moment, idx) in (0..).zip(moments) {
+    for (moment, idx) in (0..).zip(lives.moments()) {
         let Some(life) = lives.list.get(*idx as usize) else { continue };
-        let Some(stream) = life.stream else { continue };
+        let Some(stream) = lives.stream(life) else { continue };
         let of = all.entry((life.device, stream)).or_default();
         let is_born = life.born == moment;
         of.now = change(of.now, life.bytes, is_born);
@@ -317,7 +320,6 @@ fn streams(lives: &Lives, moments: &[u32]) -> Vec<StreamUse> {
 #[derive(Clone, Copy)]
 struct Sweep<'a> {
     lives: &'a Lives,
-    moments: &'a [u32],
     roles: &'a Roles,
     device: i16,
 }
@@ -331,10 +333,12 @@ struct Top {
 
 impl<'a> Sweep<'a> {
     fn time(&self, top: Top) -> Nanos {
-        let life = self.moments.get(top.moment as usize).and_then(|idx| self.lives.list.get(*idx as usize));
+        let life =
+            self.lives.moments().get(top.moment as usize).and_then(|idx| self.lives.list.get(*idx as usize));
         life.map_or(Nanos(0), |life| life.since)
     }
 
+    /// What is quickly found.
     fn device(&self, top: Top) -> DeviceLifetimes {
         DeviceLifetimes {
             device: self.device,
@@ -342,16 +346,16 @@ impl<'a> Sweep<'a> {
             peak_time: self.time(top),
             peak_moment: top.moment,
             n_passes: self.roles.n_passes.get(&self.device).copied().unwrap_or(0),
-            roles: self.role_bytes(top),
-            makers: self.makers(top),
-            replaced: self.replaced(top),
+            roles: vec![],
+            makers: vec![],
+            replaced: vec![],
         }
     }
 
     /// The lives of the device, each at its birth and its death: moment, index, life, whether it is born.
     fn steps(&self) -> impl Iterator<Item = (u32, usize, &'a Life, bool)> + 'a {
         let (lives, device) = (self.lives, self.device);
-        (0u32..).zip(self.moments).filter_map(move |(moment, idx)| {
+        (0u32..).zip(lives.moments()).filter_map(move |(moment, idx)| {
             let life = lives.list.get(*idx as usize).filter(|life| life.device == device)?;
             Some((moment, *idx as usize, life, life.born == moment))
         })
@@ -491,35 +495,33 @@ impl<'a> Sweep<'a> {
     /// `x = f(x)`: the old value is held until the new one is there. Of each call site that mostly does so, what the peak
     /// would be if the old ones went first.
     fn replaced(&self, top: Top) -> Vec<Replaced> {
-        let mut by_site: FxHashMap<SiteId, Vec<&Life>> = FxHashMap::default();
-        for (_, life) in self.own() {
-            by_site.entry(life.site).or_default().push(life);
+        let mut by_site: FxHashMap<SiteId, Vec<u32>> = FxHashMap::default();
+        for (idx, life) in self.own() {
+            by_site.entry(life.site).or_default().push(idx as u32);
         }
+        let life = |idx: u32| &self.lives.list[idx as usize];
+        let is_pair = |pair: &&[u32]| {
+            let (old, new) = (life(pair[0]), life(pair[1]));
+            old.died > new.born && old.died != NEVER && old.died - new.born <= AT_ONCE
+        };
         let mut found = vec![];
         for (site, lives) in by_site {
-            let pairs: Vec<(&Life, &Life)> = lives
-                .windows(2)
-                .map(|pair| (pair[0], pair[1]))
-                .filter(|(old, new)| {
-                    old.died > new.born && old.died != NEVER && old.died - new.born <= AT_ONCE
-                })
-                .collect();
-            let is_habit =
-                pairs.len() >= LEAST_REPLACED && pairs.len() as f64 >= MOSTLY * (lives.len() - 1) as f64;
-            let Some(bytes) = pairs.iter().map(|(old, _)| old.bytes).max().filter(|_| is_habit) else {
+            let pairs = || lives.windows(2).filter(is_pair);
+            let n = pairs().count();
+            let is_habit = n >= LEAST_REPLACED && n as f64 >= MOSTLY * (lives.len() - 1) as f64;
+            let Some(bytes) = pairs().map(|pair| life(pair[0]).bytes).max().filter(|_| is_habit) else {
                 continue;
             };
-            found.push((site, pairs.len() as u64, bytes, pairs));
+            found.push((site, n as u64, bytes, lives));
         }
         found.sort_by_key(|(site, _, bytes, _)| (Reverse(*bytes), *site));
         found.truncate(MOST_TRIED);
         let mut rows: Vec<Replaced> = found
             .into_iter()
-            .map(|(site, times, bytes, pairs)| Replaced {
-                site,
-                times,
-                bytes,
-                without: Bytes(self.if_earlier(&pairs)),
+            .map(|(site, times, bytes, lives)| {
+                let pairs = lives.windows(2).filter(is_pair).map(|pair| (life(pair[0]), life(pair[1])));
+                let without = Bytes(self.if_earlier(&pairs.collect::<Vec<_>>()));
+                Replaced { site, times, bytes, without }
             })
             .filter(|row| row.without.0 < top.bytes)
             .collect();

@@ -2,14 +2,31 @@
 //!
 //! Moments are counted in births and deaths of blocks, not in time: two of them never coincide, so what overlapped is exact.
 
+use std::sync::OnceLock;
+
 use gputrace_schemas::event::{Bytes, Event, EventKind, Nanos, StackId, ThreadId};
 use rustc_hash::FxHashMap;
 
 use gputrace_trace::Before;
 use gputrace_trace::ledger::{Block, Ledger, SiteId, Step, Watch};
+use gputrace_trace::newest::Newest;
 
 /// A block is not given back.
 pub const NEVER: u32 = u32::MAX;
+
+/// Number of a stream among those of all lives; none where the request was not seen. Much smaller than a handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StreamNumber(u32);
+
+impl StreamNumber {
+    const NONE: StreamNumber = StreamNumber(u32::MAX);
+}
+
+impl Default for StreamNumber {
+    fn default() -> StreamNumber {
+        StreamNumber::NONE
+    }
+}
 
 /// From the moment a block was handed out to the one it was taken back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,8 +49,8 @@ pub struct Life {
     pub stack: StackId,
     /// On which device.
     pub device: i16,
-    /// The stream of the request, where it was seen.
-    pub stream: Option<u64>,
+    /// The stream of the request: [`Lives::stream`].
+    pub stream: StreamNumber,
     /// It was held when the history began: where and when it was asked for is not known.
     pub is_from_before: bool,
 }
@@ -51,6 +68,9 @@ impl Life {
         Nanos(self.until.0.saturating_sub(self.since.0))
     }
 }
+
+// Ten million events have five million lives.
+const _: () = assert!(size_of::<Life>() <= 56);
 
 /// A block that was taken back while Python's collector of reference cycles ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +98,10 @@ pub struct Lives {
     last: Nanos,
     /// Blocks of each device that are still to come of those which its history does not begin with; none until the first block.
     before: Option<FxHashMap<i16, u64>>,
+    streams: Newest<u64, StreamNumber>,
+    /// Their handles.
+    handles: Vec<u64>,
+    moments: OnceLock<Vec<u32>>,
 }
 
 impl Watch for Lives {
@@ -127,6 +151,7 @@ impl Lives {
     fn born(&mut self, addr: u64, block: &Block, event: &Event, is_from_before: bool) {
         let Ok(idx) = u32::try_from(self.list.len()) else { return };
         self.open.insert(addr, (idx, event.thread));
+        let stream = block.stream.map_or(StreamNumber::NONE, |stream| self.number_of(stream));
         self.list.push(Life {
             bytes: block.bytes,
             requested: block.requested,
@@ -137,10 +162,25 @@ impl Lives {
             site: block.site,
             stack: block.stack,
             device: block.device,
-            stream: block.stream,
+            stream,
             is_from_before,
         });
         self.n_moments += 1;
+    }
+
+    fn number_of(&mut self, stream: u64) -> StreamNumber {
+        let number = self.streams.of(stream);
+        if *number == StreamNumber::NONE {
+            *number = StreamNumber(self.handles.len() as u32);
+            self.handles.push(stream);
+        }
+        *number
+    }
+
+    /// The stream of a life's request, where that was seen.
+    #[must_use]
+    pub fn stream(&self, life: &Life) -> Option<u64> {
+        self.handles.get(life.stream.0 as usize).copied()
     }
 
     fn died(&mut self, addr: u64, event: &Event) {
@@ -180,16 +220,42 @@ impl Lives {
         devices
     }
 
-    /// For each moment the index of the life that begins or ends then.
-    pub fn moments(&self) -> Vec<u32> {
-        let mut moments = vec![NEVER; self.n_moments as usize];
-        for (idx, life) in (0..).zip(&self.list) {
-            for moment in [life.born, life.died] {
-                if let Some(slot) = moments.get_mut(moment as usize) {
-                    *slot = idx;
+    /// For each moment the index of the life that begins or ends then. Asked for once they are finished.
+    pub fn moments(&self) -> &[u32] {
+        self.moments.get_or_init(|| {
+            let mut moments = vec![NEVER; self.n_moments as usize];
+            for (idx, life) in (0..).zip(&self.list) {
+                for moment in [life.born, life.died] {
+                    if let Some(slot) = moments.get_mut(moment as usize) {
+                        *slot = idx;
+                    }
                 }
             }
-        }
-        moments
+            moments
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::story::Story;
+    use gputrace_trace::scene::recording;
+    use gputrace_trace::source::Source;
+
+    #[test]
+    fn a_life_knows_its_stream_and_each_moment_its_life() {
+        let scene = "block addr=a bytes=2M stream=7
+            block addr=b bytes=1M
+            free addr=a bytes=2M
+            block addr=c bytes=1M stream=9
+            block addr=d bytes=1M stream=7
+            free addr=b bytes=1M";
+        let mut lives = Lives::default();
+        Story::watched(&Source::of("train.gtr", recording(scene)), &mut lives);
+        lives.finish();
+        let streams: Vec<_> = lives.list.iter().map(|life| lives.stream(life)).collect();
+        assert_eq!(streams, [Some(7), Some(0), Some(9), Some(7)]);
+        assert_eq!(lives.moments(), [0, 1, 0, 2, 3, 1]);
     }
 }

@@ -16,7 +16,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::categories::Categories;
 use crate::lives::{Life, Lives, NEVER};
-use crate::serving::{self, Known};
+use crate::serving::{self, Blocks};
 use gputrace_trace::Definitions;
 use gputrace_trace::by_stack::ByStack;
 use gputrace_trace::ledger::{SiteId, Sites};
@@ -269,12 +269,13 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
         is_guessed: !bare.is_empty(),
     };
     for device in lives.devices() {
-        let own: Vec<usize> = (0..lives.list.len()).filter(|idx| lives.list[*idx].device == device).collect();
+        let own = own(lives, device);
         let in_backward = |idx: usize| {
             let life = &lives.list[idx];
             !life.is_from_before && (facts[idx].has(Hint::Backward) || bare.contains(&life.stack))
         };
-        let passes = passes(own.iter().map(|idx| (lives.list[*idx].born, in_backward(*idx))));
+        let passes =
+            passes(own.iter().map(|idx| (lives.list[*idx as usize].born, in_backward(*idx as usize))));
         roles.n_passes.insert(device, passes.len());
         roles.passes.insert(device, passes.iter().map(|pass| (pass.start, pass.end)).collect());
         let judge = Judge { passes: &passes };
@@ -288,8 +289,8 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
             if lives.list[idx].is_from_before && !is_shown { Role::Before } else { role }
         };
         for (idx, role) in own.iter().zip(found) {
-            let role = shown(*idx, role);
-            roles.of_lives[*idx] = first + role as u16;
+            let role = shown(*idx as usize, role);
+            roles.of_lives[*idx as usize] = first + role as u16;
         }
     }
     if !categories.is_empty() {
@@ -303,6 +304,14 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
         }
     }
     roles
+}
+
+/// Which lives are those of a device.
+fn own(lives: &Lives, device: i16) -> Vec<u32> {
+    let is_own = |life: &Life| life.device == device;
+    let mut own = Vec::with_capacity(lives.list.iter().filter(|life| is_own(life)).count());
+    own.extend((0..).zip(&lives.list).filter(|(_, life)| is_own(life)).map(|(idx, _)| idx));
+    own
 }
 
 fn passes(births: impl Iterator<Item = (u32, bool)>) -> Vec<Pass> {
@@ -335,35 +344,35 @@ struct Judge<'a> {
 
 impl Judge<'_> {
     /// Where there is no backward pass.
-    fn untrained(&self, own: &[usize], lives: &Lives, facts: &[Facts]) -> Vec<Role> {
-        let known = |idx: &usize| Known { life: &lives.list[*idx], facts: facts[*idx] };
-        let blocks: Vec<Known> = own.iter().map(known).collect();
-        let roles = serving::roles(&blocks).into_iter().zip(&blocks);
+    fn untrained(&self, own: &[u32], lives: &Lives, facts: &[Facts]) -> Vec<Role> {
+        let mut roles = serving::roles(Blocks { lives: &lives.list, facts, own });
+        for (role, idx) in roles.iter_mut().zip(own) {
+            let (life, facts) = (&lives.list[*idx as usize], facts[*idx as usize]);
+            if !facts.has(Hint::Cache) {
+                *role = self.by_place(life, facts, false).unwrap_or(*role);
+            }
+        }
         roles
-            .map(|(role, block)| match block.facts.has(Hint::Cache) {
-                true => role,
-                false => self.by_place(block.life, block.facts, false).unwrap_or(role),
-            })
-            .collect()
     }
 
-    fn all(&self, own: &[usize], lives: &Lives, fact: impl Fn(usize) -> (Facts, bool)) -> Vec<Role> {
+    fn all(&self, own: &[u32], lives: &Lives, fact: impl Fn(usize) -> (Facts, bool)) -> Vec<Role> {
+        let life = |idx: &u32| &lives.list[*idx as usize];
         let mut roles: Vec<Option<Role>> = own
             .iter()
             .map(|idx| {
-                let (facts, in_backward) = fact(*idx);
-                self.by_place(&lives.list[*idx], facts, in_backward)
+                let (facts, in_backward) = fact(*idx as usize);
+                self.by_place(life(idx), facts, in_backward)
             })
             .collect();
         self.find_cleared(own, lives, &mut roles);
         let gradients: FxHashSet<u64> = (own.iter().zip(&roles))
             .filter(|(_, role)| **role == Some(Role::Gradients))
-            .map(|(idx, _)| lives.list[*idx].requested.0)
+            .map(|(idx, _)| life(idx).requested.0)
             .collect();
         let mut votes: FxHashMap<SiteId, FxHashMap<Role, u32>> = FxHashMap::default();
         for (idx, role) in own.iter().zip(&mut roles).filter(|(_, role)| role.is_none()) {
-            let life = &lives.list[*idx];
-            *role = self.by_life(life, fact(*idx).0, &gradients);
+            let life = life(idx);
+            *role = self.by_life(life, fact(*idx as usize).0, &gradients);
             if let Some(role) = role {
                 *votes.entry(life.site).or_default().entry(*role).or_default() += 1;
             }
@@ -380,13 +389,13 @@ impl Judge<'_> {
             }
         };
         let all = own.iter().zip(roles);
-        all.map(|(idx, role)| role.unwrap_or_else(|| undecided(&lives.list[*idx], fact(*idx).0))).collect()
+        all.map(|(idx, role)| role.unwrap_or_else(|| undecided(life(idx), fact(*idx as usize).0))).collect()
     }
 
     /// Gradients that are cleared before anything else is asked for, as after a fused optimizer's step, end with the last temporaries of
     /// their pass. They are those that the same code asked for in another pass, where something came in between.
-    fn find_cleared(&self, own: &[usize], lives: &Lives, roles: &mut [Option<Role>]) {
-        let life_of = |idx: &usize| &lives.list[*idx];
+    fn find_cleared(&self, own: &[u32], lives: &Lives, roles: &mut [Option<Role>]) {
+        let life_of = |idx: &u32| &lives.list[*idx as usize];
         let is_cleared = |life: &Life| {
             let next = self.passes.get(self.n_begun(life.born));
             life.died != NEVER && next.is_none_or(|next| life.died <= next.end)

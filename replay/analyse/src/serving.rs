@@ -12,13 +12,19 @@
 //! ```
 //! Serving is where the call stacks recur that are still at work at the end. What no rule decides is said to be unknown.
 
+mod blocks;
+
 use std::cmp::Reverse;
+use std::ops::Range;
 
 use gputrace_schemas::event::{Bytes, StackId};
+use gputrace_sim::cores;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::lives::{Life, NEVER};
-use crate::roles::{Facts, Hint, Role};
+use crate::lives::NEVER;
+use crate::roles::{Hint, Role};
+pub(crate) use blocks::Blocks;
+use blocks::{Births, by_stack};
 
 /// Births of a stack that make it a habit.
 const RECURS: usize = 3;
@@ -42,28 +48,24 @@ const LAYERS: usize = 4;
 const NEIGHBOURS: usize = 2;
 /// Blocks of less than this part of the largest weight of each layer are adapters rather than caches.
 const SMALLER: u64 = 8;
+/// Parts in which stacks are handed to threads.
+const GROUPS: usize = 64;
 /// Share of the births at the end that show what the program did last.
 const LAST: usize = 10;
 
-/// A block: its life and what its stack shows.
-#[derive(Clone, Copy)]
-pub(super) struct Known<'a> {
-    pub life: &'a Life,
-    pub facts: Facts,
-}
-
-/// The roles of the blocks of a device, which are in the order of their births.
-pub(super) fn roles(blocks: &[Known]) -> Vec<Role> {
+/// The roles of the blocks of a device.
+pub(super) fn roles(blocks: Blocks) -> Vec<Role> {
     let serving = Serving::of(blocks);
-    let mut roles: Vec<Role> = (0..blocks.len()).map(|idx| serving.role(idx)).collect();
+    let mut roles = vec![Role::Unknown; blocks.len()];
+    cores::fill(&mut roles, |idx| serving.role(idx));
     serving.add_caches_by_layer(&mut roles);
     roles
 }
 
 /// All blocks of one call stack.
 struct Stack {
-    /// Their indexes, in the order of their births.
-    blocks: Vec<usize>,
+    /// Where their indexes are in [`Serving::by_stack`].
+    blocks: Range<usize>,
     /// How many are held to the end.
     n_held: usize,
     /// How often it held nothing, then something.
@@ -88,44 +90,15 @@ enum Chain {
     Several,
 }
 
-/// How many blocks were born until some moment. One search in a large table costs a cache miss for each of its steps; here it is one.
-struct Births<'a> {
-    blocks: &'a [Known<'a>],
-    /// How many were born before each multiple of [`Births::MOMENTS`].
-    before: Vec<usize>,
-}
-
-impl<'a> Births<'a> {
-    const MOMENTS: u32 = 64;
-
-    fn of(blocks: &'a [Known<'a>]) -> Births<'a> {
-        let n_slots = blocks.last().map_or(0, |block| block.life.born / Births::MOMENTS) as usize + 1;
-        let mut before = Vec::with_capacity(n_slots);
-        for (idx, block) in blocks.iter().enumerate() {
-            let slot = (block.life.born / Births::MOMENTS) as usize;
-            while before.len() <= slot {
-                before.push(idx);
-            }
-        }
-        Births { blocks, before }
-    }
-
-    fn until(&self, moment: u32) -> usize {
-        let n = self.blocks.len();
-        let slot = (moment / Births::MOMENTS) as usize;
-        let from = self.before.get(slot).copied().unwrap_or(n);
-        let to = self.before.get(slot + 1).copied().unwrap_or(n);
-        from + self.blocks[from..to].partition_point(|block| block.life.born <= moment)
-    }
-}
-
 struct Serving<'a> {
-    blocks: &'a [Known<'a>],
+    blocks: Blocks<'a>,
     stacks: FxHashMap<StackId, Stack>,
+    /// Indexes of the blocks of each stack, in the order of their births.
+    by_stack: Vec<u32>,
     /// Held from its birth to the end of all work.
     is_held: Vec<bool>,
     /// How many are born while it lives.
-    span: Vec<usize>,
+    span: Vec<u32>,
     /// The first block of the serving, if there is any.
     start: Option<usize>,
     /// A module or a loader made some of what is held.
@@ -141,37 +114,43 @@ struct Serving<'a> {
 }
 
 impl<'a> Serving<'a> {
-    fn of(blocks: &'a [Known<'a>]) -> Serving<'a> {
+    fn of(blocks: Blocks<'a>) -> Serving<'a> {
         let n = blocks.len();
         let births = Births::of(blocks);
-        let end = |block: &Known| if block.life.died == NEVER { n } else { births.until(block.life.died) };
-        let span: Vec<usize> = blocks.iter().enumerate().map(|(idx, block)| end(block) - idx - 1).collect();
+        let mut span = vec![0; n];
+        cores::fill(&mut span, |idx| {
+            let died = blocks.life(idx).died;
+            let end = if died == NEVER { n } else { births.until(died) };
+            (end - idx - 1) as u32
+        });
+        let caches = blocks.all().filter(|(_, facts)| facts.has(Hint::Cache));
+        let (by_stack, ranges) = by_stack(blocks);
         let mut serving = Serving {
             blocks,
             stacks: FxHashMap::default(),
+            by_stack,
             is_held: vec![false; n],
             span,
             start: None,
             has_named_weights: false,
             given_back: FxHashMap::default(),
             giant: None,
-            largest_cache: blocks
-                .iter()
-                .filter(|block| block.facts.has(Hint::Cache))
-                .map(|block| block.life.bytes)
-                .max()
-                .unwrap_or_default(),
+            largest_cache: caches.map(|(life, _)| life.bytes).max().unwrap_or_default(),
             growing: FxHashMap::default(),
         };
-        let mut by_stack: FxHashMap<StackId, Vec<usize>> = FxHashMap::default();
-        for (idx, block) in blocks.iter().enumerate() {
-            by_stack.entry(block.life.stack).or_default().push(idx);
-        }
-        for (id, own) in by_stack {
-            let stack = serving.stack(own);
+        let groups: Vec<_> = ranges.chunks(ranges.len().div_ceil(GROUPS).max(1)).collect();
+        let judged = cores::on_all_cores(groups.len(), |group| {
+            let stacks = groups[group].iter().map(|range| serving.stack(range.clone()));
+            Some(stacks.collect::<Vec<_>>())
+        });
+        for (stack, held) in judged.into_iter().flatten() {
             if stack.chain != Chain::None {
                 *serving.growing.entry(stack.largest).or_default() += 1;
             }
+            for idx in held {
+                serving.is_held[idx as usize] = true;
+            }
+            let id = blocks.life(serving.own(&stack)[0] as usize).stack;
             serving.stacks.insert(id, stack);
         }
         serving.start = serving.first_of_work();
@@ -179,9 +158,9 @@ impl<'a> Serving<'a> {
         // Those too that a server gave back to sleep.
         let is_kept = |idx: usize| serving.is_held[idx] || serving.is_long(idx, n);
         let named: Vec<usize> =
-            (0..n).filter(|idx| is_kept(*idx) && blocks[*idx].facts.has(Hint::Model)).collect();
-        for idx in named.iter().filter(|idx| blocks[**idx].life.died != NEVER) {
-            let life = blocks[*idx].life;
+            (0..n).filter(|idx| blocks.facts(*idx).has(Hint::Model) && is_kept(*idx)).collect();
+        for idx in named.iter().filter(|idx| blocks.life(**idx).died != NEVER) {
+            let life = blocks.life(*idx);
             let first = serving.given_back.entry(life.requested).or_insert(life.died);
             *first = life.died.min(*first);
         }
@@ -189,52 +168,65 @@ impl<'a> Serving<'a> {
         serving
     }
 
-    fn stack(&mut self, own: Vec<usize>) -> Stack {
+    /// The blocks of a stack.
+    fn own(&self, stack: &Stack) -> &[u32] {
+        &self.by_stack[stack.blocks.clone()]
+    }
+
+    fn span(&self, idx: usize) -> usize {
+        self.span[idx] as usize
+    }
+
+    fn reaches_end(&self, idx: usize) -> bool {
+        idx + self.span(idx) + 1 == self.blocks.len()
+    }
+
+    /// A stack, and those of its blocks that are held.
+    fn stack(&self, range: Range<usize>) -> (Stack, Vec<u32>) {
         let n = self.blocks.len();
-        let reaches_end = |idx: usize| idx + self.span[idx] + 1 == n;
-        let passed = own.iter().filter(|idx| !reaches_end(**idx)).count();
+        let own = &self.by_stack[range.clone()];
+        let passed = own.iter().filter(|idx| !self.reaches_end(**idx as usize)).count();
         // What was made last of what otherwise passes is still to pass.
-        let most_at_once = self.most_at_once(&own);
+        let most_at_once = self.most_at_once(own);
         let is_last = |place: usize| own.len() - place <= most_at_once;
-        let mut n_held = 0;
-        for (place, idx) in own.iter().enumerate() {
-            let is_variable = passed * 2 > own.len() && is_last(place);
-            let dies = self.blocks[*idx].life.died != NEVER;
+        let is_held = |(place, idx): &(usize, &u32)| {
+            let idx = **idx as usize;
+            let is_variable = passed * 2 > own.len() && is_last(*place);
+            let dies = self.blocks.life(idx).died != NEVER;
             // What a program gives back as it ends was held, unless it had only just been made.
-            let is_young = dies && (self.span[*idx] < PASSING.min(n / 4).max(1) || self.span[*idx] * 20 < n);
-            let is_held = reaches_end(*idx) && !is_variable && !is_young;
-            self.is_held[*idx] = is_held;
-            n_held += usize::from(is_held);
-        }
-        let (n_episodes, longest) = self.episodes(&own);
-        Stack {
-            n_held,
+            let is_young = dies && (self.span(idx) < PASSING.min(n / 4).max(1) || self.span(idx) * 20 < n);
+            self.reaches_end(idx) && !is_variable && !is_young
+        };
+        let held: Vec<u32> = own.iter().enumerate().filter(is_held).map(|(_, idx)| *idx).collect();
+        let (n_episodes, longest) = self.episodes(own);
+        let largest = own.iter().map(|idx| self.blocks.life(*idx as usize).bytes).max();
+        let stack = Stack {
+            n_held: held.len(),
             n_episodes,
             longest,
-            chain: self.chain(&own),
-            largest: own.iter().map(|idx| self.blocks[*idx].life.bytes).max().unwrap_or_default(),
-            is_collection: n_episodes < RECURS && self.is_collection(&own),
-            blocks: own,
-        }
+            chain: self.chain(own),
+            largest: largest.unwrap_or_default(),
+            is_collection: n_episodes < RECURS && self.is_collection(own),
+            blocks: range,
+        };
+        (stack, held)
     }
 
     fn giant(&self) -> Option<usize> {
         let held = || (0..self.blocks.len()).filter(|idx| self.is_held[*idx]);
-        let bytes = |idx: usize| self.blocks[idx].life.bytes.0;
+        let bytes = |idx: usize| self.blocks.life(idx).bytes.0;
         let all = held().map(bytes).fold(0, u64::saturating_add);
         held().find(|idx| bytes(*idx) > all / 2).filter(|_| held().count() > RECURS)
     }
 
     /// The most blocks of a stack that were held together and given back again.
-    fn most_at_once(&self, own: &[usize]) -> usize {
-        let mut ends: Vec<usize> = own
-            .iter()
-            .filter(|idx| self.blocks[**idx].life.died != NEVER)
-            .map(|idx| idx + self.span[*idx])
-            .collect();
+    fn most_at_once(&self, own: &[u32]) -> usize {
+        let dies = |idx: &u32| self.blocks.life(*idx as usize).died != NEVER;
+        let mut ends: Vec<u32> = Vec::with_capacity(own.len());
+        ends.extend(own.iter().filter(|idx| dies(idx)).map(|idx| idx + self.span[*idx as usize]));
         ends.sort_unstable();
         let (mut most, mut gone) = (1, 0);
-        for (place, idx) in own.iter().enumerate().filter(|(_, idx)| self.blocks[**idx].life.died != NEVER) {
+        for (place, idx) in own.iter().enumerate().filter(|(_, idx)| dies(idx)) {
             while ends.get(gone).is_some_and(|end| end < idx) {
                 gone += 1;
             }
@@ -244,37 +236,38 @@ impl<'a> Serving<'a> {
     }
 
     /// How often a stack held nothing before it held something, and for how many births at most.
-    fn episodes(&self, own: &[usize]) -> (usize, usize) {
+    fn episodes(&self, own: &[u32]) -> (usize, usize) {
         let (mut n, mut longest, mut begin, mut end) = (0, 0, 0, 0);
         let mut died = 0;
-        for idx in own {
-            let life = self.blocks[*idx].life;
+        for idx in own.iter().map(|idx| *idx as usize) {
+            let life = self.blocks.life(idx);
             if n == 0 || life.born > died {
                 n += 1;
-                (begin, died) = (*idx, 0);
+                (begin, died) = (idx, 0);
             }
             died = died.max(life.died);
-            end = end.max(idx + self.span[*idx] + 1);
+            end = end.max(idx + self.span(idx) + 1);
             longest = longest.max(end - begin);
         }
         (n, longest)
     }
 
     /// Whether the blocks of a stack grow, each held until a larger one takes its place.
-    fn chain(&self, own: &[usize]) -> Chain {
-        let size = |idx: usize| self.blocks[idx].life.bytes;
+    fn chain(&self, own: &[u32]) -> Chain {
+        let life = |idx: u32| self.blocks.life(idx as usize);
+        let size = |idx: u32| life(idx).bytes;
         let (mut n_in_chains, mut n_generations, mut n_replaced) = (0, 0, 0);
         for run in own.chunk_by(|old, new| size(*new) >= size(*old)) {
-            let generations: Vec<&[usize]> = run.chunk_by(|a, b| size(*a) == size(*b)).collect();
+            let generations: Vec<&[u32]> = run.chunk_by(|a, b| size(*a) == size(*b)).collect();
             if generations.len() < GENERATIONS {
                 continue;
             }
             for (pair, after) in generations.windows(2).zip(2..) {
                 let (next, later) = (pair[1], generations.get(after));
-                let first = self.blocks[next[0]].life.born;
-                let over = later.map_or(NEVER, |later| self.blocks[later[later.len() - 1]].life.born);
-                let is_replaced = |idx: &&usize| {
-                    let died = self.blocks[**idx].life.died;
+                let first = life(next[0]).born;
+                let over = later.map_or(NEVER, |later| life(later[later.len() - 1]).born);
+                let is_replaced = |idx: &&u32| {
+                    let died = life(**idx).died;
                     died > first && died != NEVER && died < over
                 };
                 n_replaced += pair[0].iter().filter(is_replaced).count();
@@ -293,16 +286,18 @@ impl<'a> Serving<'a> {
         let n = self.blocks.len();
         let last_held = self.is_held.iter().rposition(|is_held| *is_held).map_or(0, |idx| idx + 1);
         let first = |from: usize| {
-            let working: FxHashSet<StackId> = self.blocks[from..].iter().map(|it| it.life.stack).collect();
+            let working: FxHashSet<StackId> = (from..n).map(|idx| self.blocks.life(idx).stack).collect();
             let working = working.iter().filter_map(|id| self.stacks.get(id));
             let recur = working.filter(|stack| stack.blocks.len() - stack.n_held >= RECURS);
-            recur.filter_map(|stack| stack.blocks.iter().find(|idx| !self.is_held[**idx])).min().copied()
+            let firsts =
+                recur.filter_map(|stack| self.own(stack).iter().find(|idx| !self.is_held[**idx as usize]));
+            firsts.min().map(|idx| *idx as usize)
         };
         first(last_held).or_else(|| first(n - n / LAST))
     }
 
     fn role(&self, idx: usize) -> Role {
-        let Known { life, facts } = self.blocks[idx];
+        let (life, facts) = (self.blocks.life(idx), self.blocks.facts(idx));
         let Some(stack) = self.stacks.get(&life.stack) else { return Role::Unknown };
         if life.stack == StackId(0) {
             let is_kept = self.is_held[idx] || self.is_long(idx, self.blocks.len());
@@ -311,18 +306,17 @@ impl<'a> Serving<'a> {
         let is_work = self.start.is_some_and(|start| idx >= start);
         if facts.has(Hint::Cache) {
             // The largest of them counts that was made last of all, too: the program ended, or its trace, when it had just started to serve.
-            let is_last_and_largest =
-                idx + self.span[idx] + 1 == self.blocks.len() && life.bytes >= self.largest_cache;
+            let is_last_and_largest = self.reaches_end(idx) && life.bytes >= self.largest_cache;
             if is_last_and_largest
                 || self.is_held[idx]
-                || self.span[idx] >= PASSING.min(self.blocks.len() / 4)
+                || self.span(idx) >= PASSING.min(self.blocks.len() / 4)
             {
                 return Role::KvCache;
             }
         }
         // One is back that had been given back, as when a server wakes up.
         let is_of_size = self.given_back.get(&life.requested).is_some_and(|died| *died < life.born);
-        if is_of_size && idx + self.span[idx] + 1 == self.blocks.len() {
+        if is_of_size && self.reaches_end(idx) {
             return Role::Weights;
         }
         if self.is_held[idx] {
@@ -345,7 +339,7 @@ impl<'a> Serving<'a> {
         if facts.has(Hint::Model) && self.is_long(idx, self.blocks.len()) {
             return Role::Weights;
         }
-        if idx + self.span[idx] < start {
+        if idx + self.span(idx) < start {
             return Role::Temporaries;
         }
         // Weights of a model that made place for another.
@@ -359,13 +353,13 @@ impl<'a> Serving<'a> {
     }
 
     fn is_long(&self, idx: usize, of: usize) -> bool {
-        self.span[idx] >= PASSING && self.span[idx] as f64 > LONG * of as f64
+        self.span(idx) >= PASSING && self.span(idx) as f64 > LONG * of as f64
     }
 
     /// Whether most blocks of a stack outlive many of their like.
-    fn is_collection(&self, own: &[usize]) -> bool {
-        let is_entry = |(place, idx): (usize, &usize)| {
-            own.get(place + COLLECTION).is_some_and(|later| *later <= idx + self.span[*idx])
+    fn is_collection(&self, own: &[u32]) -> bool {
+        let is_entry = |(place, idx): (usize, &u32)| {
+            own.get(place + COLLECTION).is_some_and(|later| *later <= idx + self.span[*idx as usize])
         };
         own.iter().enumerate().filter(|it| is_entry(*it)).count() * 2 > own.len()
     }
@@ -379,32 +373,33 @@ impl<'a> Serving<'a> {
     /// Blocks of equal size, one or two for each layer of the weights and not much smaller, asked for at one place one after
     /// another when all weights were there, and held.
     fn add_caches_by_layer(&self, roles: &mut [Role]) {
-        let mut pools: Vec<Vec<&[usize]>> = self.stacks.values().map(|stack| self.by_layer(stack)).collect();
+        let mut pools: Vec<Vec<&[u32]>> = self.stacks.values().map(|stack| self.by_layer(stack)).collect();
         pools.sort_by_key(|pools| Reverse(pools.first().map(|pool| pool[0])));
         for pools in pools.iter().filter(|pools| !pools.is_empty()) {
-            let (first, last) = (pools[0][0], pools[0][pools[0].len() - 1]);
+            let (first, last) = (pools[0][0] as usize, pools[0][pools[0].len() - 1] as usize);
             let mut sizes: FxHashMap<u64, usize> = FxHashMap::default();
             for idx in (0..first).filter(|idx| roles[*idx] == Role::Weights) {
-                *sizes.entry(self.blocks[idx].life.bytes.0).or_default() += 1;
+                *sizes.entry(self.blocks.life(idx).bytes.0).or_default() += 1;
             }
             let is_after_all = (last + 1..roles.len()).all(|idx| roles[idx] != Role::Weights);
-            let size = self.blocks[first].life.bytes.0;
+            let size = self.blocks.life(first).bytes.0;
             if is_after_all && is_one_for_each_layer(&sizes, pools[0].len(), size) {
-                pools.iter().flat_map(|pool| *pool).for_each(|idx| roles[*idx] = Role::KvCache);
+                pools.iter().flat_map(|pool| *pool).for_each(|idx| roles[*idx as usize] = Role::KvCache);
             }
         }
     }
 
     /// The blocks of a stack, if they are only such as these: so many of one size, one after another, and held.
-    fn by_layer<'s>(&self, stack: &'s Stack) -> Vec<&'s [usize]> {
-        let size = |idx: usize| self.blocks[idx].life.bytes;
-        let pools: Vec<&[usize]> = stack.blocks.chunk_by(|old, new| new - old <= NEIGHBOURS).collect();
+    fn by_layer(&self, stack: &Stack) -> Vec<&[u32]> {
+        let size = |idx: u32| self.blocks.life(idx as usize).bytes;
+        let own = self.own(stack);
+        let pools: Vec<&[u32]> = own.chunk_by(|old, new| (new - old) as usize <= NEIGHBOURS).collect();
         let n = pools[0].len();
-        let is_kept = |idx: usize| self.is_held[idx] || self.span[idx] >= PASSING * n;
-        let is_pool = |pool: &&[usize]| {
-            pool.len() == n && pool.iter().all(|idx| is_kept(*idx) && size(*idx) == size(pool[0]))
+        let is_kept = |idx: usize| self.is_held[idx] || self.span(idx) >= PASSING * n;
+        let is_pool = |pool: &&[u32]| {
+            pool.len() == n && pool.iter().all(|idx| is_kept(*idx as usize) && size(*idx) == size(pool[0]))
         };
-        let is_named = self.blocks[stack.blocks[0]].facts.has(Hint::Model);
+        let is_named = self.blocks.facts(own[0] as usize).has(Hint::Model);
         if is_named || n < LAYERS || !pools.iter().all(is_pool) { vec![] } else { pools }
     }
 }

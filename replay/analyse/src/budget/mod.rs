@@ -430,7 +430,7 @@ impl Course {
             _ => false,
         };
         let (mut held, mut course) = (0_u64, vec![]);
-        for (moment, idx) in self.lives.moments().into_iter().enumerate() {
+        for (moment, idx) in self.lives.moments().iter().copied().enumerate() {
             let life = self.lives.list.get(idx as usize).filter(|_| of_server(idx as usize));
             let Some(life) = life else { continue };
             let is_birth = life.born as usize == moment;
