@@ -6,7 +6,9 @@ on 2 cores, are 5 s and 1 GiB for the report, 1 GiB for the replay of a trace an
 for each export. `x summary` is the processor time against that of `gputrace summary`, which reads all events once and writes next
 to nothing. `predict` is of two runs of a million requests each, of which the larger asks for workspaces that the other does not; its
 goal is 2 s. Rows named after `steady`, `changing` and `random` steps are of 1, 3 and 10 million events; their
-`x summary` is against a summary of the same trace. WHAT is `replay` for the replays alone, and `predict` for predictions.
+`x summary` is against a summary of the same trace. The last rows are the verbs that read a trace once and replay nothing: seconds on one
+processor, on all of them, and how many times as fast that is, each the best of three runs in turn; the goal is 1.7 on 2 cores.
+WHAT is `replay` for the replays alone, `predict` for predictions, and `reading` for those last rows.
 """
 import heapq, os, re, struct, subprocess, sys, tempfile, time
 
@@ -19,6 +21,8 @@ def main():
         trace = os.path.join(work, "training.gtr")
         told = subprocess.run([os.path.join(folder, "examples/training"), trace, n_events], check=True, capture_output=True, text=True)
         print(told.stdout.split(":")[0])
+        if sys.argv[3:] == ["reading"]:
+            return reading(folder, work, gputrace, n_events)
         print(f"{'':24}{'seconds':>9}{'of processor':>14}{'x summary':>11}{'MiB':>8}{'bytes out':>15}")
         least = measure("summary", [gputrace, "summary", "--json", trace], os.path.join(work, "out"), None)
         if sys.argv[3:] != ["replay"]:
@@ -42,6 +46,34 @@ def main():
         for name in formats(gputrace):
             command = [gputrace, "export", "--format", name, trace]
             measure(f"export {name}", command, os.path.join(work, "out"), least)
+        reading(folder, work, gputrace, n_events)
+
+
+def reading(folder, work, gputrace, n_events):
+    """Verbs that read a trace once: on one processor, and on all that there are."""
+    steady = os.path.join(work, "steady.gtr")
+    subprocess.run([os.path.join(folder, "examples/training"), steady, n_events, "whole", "1", "steady"], check=True, stdout=subprocess.DEVNULL)
+    processors = os.sched_getaffinity(0)
+    print(f"{'':24}{'one core':>9}{f'{len(processors)} cores':>14}{'faster':>11}{'MiB':>8}")
+    for verb in ("summary", "report", "leaks", "stats", "tree"):
+        runs = {}
+        for _ in range(3):
+            for some in ({min(processors)}, processors):
+                runs.setdefault(len(some), []).append(seconds_on(some, [gputrace, verb, steady]))
+        one, all_of_them = min(runs[1]), min(runs[len(processors)])
+        print(f"{verb:24}{one[0]:9.2f}{all_of_them[0]:14.2f}{one[0] / all_of_them[0]:11.2f}{all_of_them[1] / 1024:8.0f}", flush=True)
+    os.unlink(steady)
+
+
+def seconds_on(processors, command):
+    """Seconds that a command takes on these processors, and the most KiB that it holds."""
+    begin = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=lambda: os.sched_setaffinity(0, processors))
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{command}: exit {process.returncode}")
+    return time.monotonic() - begin, used.ru_maxrss
 
 
 def steps(folder, work, gputrace):
