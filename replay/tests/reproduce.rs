@@ -199,7 +199,8 @@ const SCENE: &str = "Alloc addr=0x7f0000000000 bytes=20M by=libc10_cuda.so
     free addr=0x7f0000000000 bytes=8M allocated=8M reserved=20M
     Alloc addr=0x7f0010000000 bytes=30M by=libc10_cuda.so
     block addr=0x7f0010000000 bytes=30M requested=30M allocated=38M reserved=50M by=h@NAME_C/job.py:9
-    oom requested=100M bytes=100M allocated=38M reserved=50M by=h@NAME_C/job.py:10";
+    oom requested=100M bytes=100M allocated=38M reserved=50M by=h@NAME_C/job.py:10
+    Alloc addr=0 bytes=200M result=2 by=k@NAME_D/job.cc:3";
 
 /// A generator of its own: the same names every time.
 struct Random(u64);
@@ -272,6 +273,10 @@ fn no_word_of_a_program_is_in_a_thousand_files() {
         let mut go_on = |_| true;
         let is_whole = seed % 2 == 0;
         let watcher: Option<&mut reproduce::Watcher<'_>> = if is_whole { None } else { Some(&mut go_on) };
+        let refused = reproduce::cuda::reproduce(&source, None, is_whole).unwrap();
+        let cuda = reproduce::cuda::cuda(&refused);
+        assert!(cuda.contains("linear(kept, 200 * MIB)") && !cuda.contains("secret"), "{cuda}");
+        assert!(cuda.is_ascii(), "{cuda}");
         // An option that no release has is no reason to write nothing, nor to write it.
         let Ok(found) = reproduce::reproduce(stream, Some((2, 11)), &roles, watcher) else { continue };
         let text = reproduce::python(&found, true, seed % 3 == 0);
