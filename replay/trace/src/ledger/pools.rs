@@ -228,6 +228,13 @@ impl Pools {
         self.segment_at(device, addr).map(|(_, id)| id)
     }
 
+    /// The number of the graph that is being captured into the pool of the segment at an address.
+    #[must_use]
+    pub fn capturing(&self, device: i16, addr: u64) -> Option<u64> {
+        let pool = self.pools.get(&(device, self.at(device, addr)?))?;
+        pool.graphs.iter().rev().find(|graph| graph.state == GraphState::Capturing).map(|graph| graph.number)
+    }
+
     /// From where to where the segment of a private pool lies that an address is in, and of which pool it is.
     #[must_use]
     pub fn segment_at(&self, device: i16, addr: u64) -> Option<((u64, u64), PoolId)> {
