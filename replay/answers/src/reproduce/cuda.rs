@@ -320,6 +320,16 @@ impl Reproduction {
         1 + self.memory.len()
     }
 
+    /// What the program is linked with beside the runtime, as words of a command.
+    #[must_use]
+    pub fn libraries(&self) -> &'static str {
+        if self.uses(How::Physical) { " -lcuda" } else { "" }
+    }
+
+    fn uses(&self, how: How) -> bool {
+        self.refused.how == how || self.memory.iter().any(|it| it.how == how)
+    }
+
     /// What is left for the request that is refused, bytes.
     #[must_use]
     pub fn left(&self) -> u64 {
@@ -331,8 +341,6 @@ impl Reproduction {
 #[must_use]
 pub fn cuda(of: &Reproduction) -> String {
     let n = of.n_requests();
-    let uses = |how: How| of.refused.how == how || of.memory.iter().any(|it| it.how == how);
-    let is_physical = uses(How::Physical);
     let mut text = String::new();
     line(
         &mut text,
@@ -351,13 +359,12 @@ pub fn cuda(of: &Reproduction) -> String {
     );
     line(&mut text, "// recorded program is in this file.");
     line(&mut text, "// Exit status: 0 reproduced, 1 not reproduced, 2 it cannot be tried here.");
-    let driver = if is_physical { " -lcuda" } else { "" };
-    line(&mut text, &format!("// Build: nvcc -o repro repro.cpp{driver}"));
-    if is_physical {
+    line(&mut text, &format!("// Build: nvcc -o repro repro.cpp{}", of.libraries()));
+    if of.uses(How::Physical) {
         line(&mut text, "#include <cuda.h>");
     }
     text.push_str(START);
-    for how in How::ALL.into_iter().filter(|how| uses(*how)) {
+    for how in How::ALL.into_iter().filter(|how| of.uses(*how)) {
         text.push_str(match how {
             How::Linear => LINEAR,
             How::Ordered => ORDERED,

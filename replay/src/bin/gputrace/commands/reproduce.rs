@@ -129,7 +129,7 @@ fn driver(args: &ReproduceArgs, shown: &str, source: &Source, out: &mut Screen) 
     let text = cuda::cuda(&found);
     let n_lines = text.lines().count();
     write_whole(&args.output, args.force, |file| file.write_all(text.as_bytes()))?;
-    let command = format!("nvcc -o repro {} && ./repro", args.output.display());
+    let command = format!("nvcc -o repro {}{} && ./repro", args.output.display(), found.libraries());
     let section = cuda::section(&found, n_lines).line(Mood::Command, command);
     let part = Part { title: shown.to_owned(), sections: vec![section], ..Part::default() };
     let report = Report { verb: "reproduce", parts: vec![part] };
