@@ -153,9 +153,10 @@ oracle: ## Hold the simulator against PyTorch's own compiled allocator
 
 # The first and the newest releases whose pools are looked at, and some between.
 POOLS := 2.4.1 2.6.0 2.9.1 2.11.0 2.13.0 2.15.0
-pools: build ## Hold pools, and what a late attach knows of before, against PyTorch's own allocators, 2.4 to 2.15, on the fake device
+pools: build ## Hold pools, owners of addresses, and what a late attach knows of before, against PyTorch's own allocators, 2.4 to 2.15, on the fake device
 	if tests/oracle/build.sh target/oracle $(POOLS) && tests/fetch-wheels.sh; then \
 	  tests/oracle/pools.sh target/oracle target/wheels $(RELEASE) $(POOLS) && \
+	  tests/oracle/who.sh target/oracle target/wheels $(RELEASE) $(filter-out 2.13%,$(filter 2.1%,$(POOLS))) && \
 	  python3 tests/attach/living.py target/oracle target/wheels $(RELEASE) $(POOLS); else status=$$?; [ $$status = 77 ] || [ $$status = 3 ]; fi
 
 names: ## Look for functions of the newest CUDA and NCCL that are no rows yet (fetches their headers)

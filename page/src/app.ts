@@ -7,6 +7,7 @@ import { Live } from "./live";
 import { AddressMap } from "./map";
 import { Chapter } from "./model";
 import { Ranks } from "./ranks";
+import { Owners } from "./owners";
 import { search } from "./search";
 import { SettingsView } from "./settings";
 import { command, Tables } from "./tables";
@@ -65,7 +66,7 @@ function start(data: Data, root: HTMLElement) {
   const tabs = TABS.filter((tab) => tab !== "ranks" || chapters.length > 1);
   if (!tabs.includes(view.tab)) view.tab = "live";
 
-  const field = h("input", { type: "search", id: "search", placeholder: "Search everywhere: a regular expression  ( / )", "aria-label": "Search everywhere", "aria-describedby": "found", value: view.search.text, oninput: () => { view.search = search(field.value); view.changed(); } });
+  const field = h("input", { type: "search", id: "search", placeholder: "Search everywhere: a regular expression  ( / )", title: "An address such as 0x7f5c40000200 shows its owners, where gputrace serve shows this page", "aria-label": "Search everywhere", "aria-describedby": "found", value: view.search.text, oninput: () => { view.search = search(field.value); view.changed(); } });
   const found = h("span", { id: "found", class: "note", "aria-live": "polite" });
   const pick = h("select", { "aria-label": "Trace and device", onchange: () => { const [trace, device] = pick.value.split(".").map(Number); view.choose(trace, device); view.changed(); } },
     ...chapters.flatMap((chapter, c) => (chapter.devices.length ? chapter.devices : [null]).map((device, d) => {
@@ -94,7 +95,8 @@ function start(data: Data, root: HTMLElement) {
   }, TAB_TITLES[tab]));
   const panels = tabs.map((tab) => h("div", { role: "tabpanel", id: "panel-" + tab, "aria-labelledby": "tab-" + tab, tabindex: 0 }, views[tab].element));
   const top = h("div");
-  root.append(header, h("main", {}, ofJob(data, () => { choose("ranks"); document.getElementById("tab-ranks")?.scrollIntoView(); }, light), top, h("h2", { class: "quiet" }, "Memory over time"), timeline.element, h("div", { role: "tablist", "aria-label": "Views" }, ...buttons), ...panels), help);
+  const owners = new Owners(view);
+  root.append(header, h("main", {}, owners.element, ofJob(data, () => { choose("ranks"); document.getElementById("tab-ranks")?.scrollIntoView(); }, light), top, h("h2", { class: "quiet" }, "Memory over time"), timeline.element, h("div", { role: "tablist", "aria-label": "Views" }, ...buttons), ...panels), help);
 
   let shown = -1;
   const update = () => {

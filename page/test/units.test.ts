@@ -5,6 +5,7 @@ import { Data, decoded } from "../src/data";
 import { labelled, shape, words } from "../src/curve";
 import { shortFile } from "../src/dom";
 import { boxes, tree, width } from "../src/flame";
+import { address } from "../src/owners";
 import { bytes, count, ticks, time } from "../src/format";
 import { Chapter, Compact } from "../src/model";
 import { Pyramid, upTo } from "../src/pyramid";
@@ -199,4 +200,9 @@ test("a range of many times the guess leaves the picture, and values are written
   const values = Array.from({ length: 60 }, (_, i) => i + 1), kept = labelled(values, (at) => at * 10);
   assert.ok(kept.includes(1) && kept.includes(60) && kept.length > 10);
   for (let i = 1; i < kept.length; i++) assert.ok((kept[i] - kept[i - 1]) * 10 >= 18);
+});
+
+test("an address is hexadecimal digits behind 0x, and nothing else is one", () => {
+  assert.equal(address(" 0x7F5c40000200 "), "7f5c40000200");
+  for (const other of ["", "7f5c40000200", "0x", "0x7f5c|x", "0x7f5c4000020000000", "x0x7f5c40000200"]) assert.equal(address(other), null, other);
 });

@@ -199,7 +199,8 @@ const SCENE: &str = "Alloc addr=0x7f0000000000 bytes=20M by=libc10_cuda.so
     free addr=0x7f0000000000 bytes=8M allocated=8M reserved=20M
     Alloc addr=0x7f0010000000 bytes=30M by=libc10_cuda.so
     block addr=0x7f0010000000 bytes=30M requested=30M allocated=38M reserved=50M by=h@NAME_C/job.py:9
-    oom requested=100M bytes=100M allocated=38M reserved=50M by=h@NAME_C/job.py:10";
+    oom requested=100M bytes=100M allocated=38M reserved=50M by=h@NAME_C/job.py:10
+    Alloc addr=0 bytes=200M result=2 by=k@NAME_D/job.cc:3";
 
 /// A generator of its own: the same names every time.
 struct Random(u64);
@@ -272,6 +273,10 @@ fn no_word_of_a_program_is_in_a_thousand_files() {
         let mut go_on = |_| true;
         let is_whole = seed % 2 == 0;
         let watcher: Option<&mut reproduce::Watcher<'_>> = if is_whole { None } else { Some(&mut go_on) };
+        let refused = reproduce::cuda::reproduce(&source, None, is_whole).unwrap();
+        let cuda = reproduce::cuda::cuda(&refused);
+        assert!(cuda.contains("linear(kept, 200 * MIB)") && !cuda.contains("secret"), "{cuda}");
+        assert!(cuda.is_ascii(), "{cuda}");
         // An option that no release has is no reason to write nothing, nor to write it.
         let Ok(found) = reproduce::reproduce(stream, Some((2, 11)), &roles, watcher) else { continue };
         let text = reproduce::python(&found, true, seed % 3 == 0);
@@ -459,4 +464,58 @@ fn refusals_of_all_kinds_are_refused_by_pytorchs_own_allocator() {
     lengths.sort_unstable();
     println!("{table}{n_written} programs, {n_run} run; median length {} lines", lengths[lengths.len() / 2]);
     assert!(n_written >= 40, "{table}");
+}
+
+/// A `MemPool` whose tensors are gone, tensors outside, and a request that is refused beside 2000 MiB of free memory; `before` is what was
+/// seen of the pool before its first tensor.
+fn beside_a_pool(before: &str) -> String {
+    const BY: &str = "by=libcudart.so,libc10_cuda.so in_allocate=1";
+    let tensors = |n: u64, first: u64, mib: u64| -> String {
+        let tensor = |at: u64| {
+            format!(
+                "Alloc addr={at:#x} bytes={mib}M {BY}\nblock addr={at:#x} bytes={mib}M requested={mib}M\n"
+            )
+        };
+        (0..n).map(|index| tensor(first + (index << 30))).collect()
+    };
+    let freed: String = (0..4u64)
+        .map(|index| format!("free addr={:#x} bytes=500M\n", 0x1_0000_0000 + (index << 30)))
+        .collect();
+    format!(
+        "note torch.pools=seen\n{before}{}TorchPoolEnd extra=1\nTorchPoolRelease extra=1\n{freed}{}oom requested=1500M \
+         bytes=1500M\nTorchPoolRelease extra=1\n",
+        tensors(4, 0x1_0000_0000, 500),
+        tensors(3, 0x4_0000_0000, 400)
+    )
+}
+
+#[test]
+fn a_pool_that_somebody_holds_keeps_its_free_memory_when_a_request_is_refused() {
+    let folder = folder("pool");
+    // The second was made and opened before the recording began.
+    for (name, before) in [("seen", "TorchPoolCreate extra=1\nTorchPoolBegin extra=1\n"), ("unseen", "")] {
+        let trace = of_recording(&recording(&beside_a_pool(before))).unwrap();
+        let mut go_on = |_| true;
+        let watcher: Option<&mut reproduce::Watcher<'_>> = Some(&mut go_on);
+        let found = reproduce::reproduce(&trace.devices[0], Some((2, 11)), &[], watcher).unwrap();
+        let reproduce::Goal::Refusal(reasons) = found.goal else { panic!("{name}: nothing was refused") };
+        assert_eq!(reasons.words(), "it would be served if there were no private pools", "{name}");
+        assert!(found.is_as_recorded() && found.is_sure, "{name}");
+        let (text, file) = (reproduce::python(&found, true, false), folder.join(format!("{name}.py")));
+        std::fs::write(&file, &text).unwrap();
+        match oracle("2.11") {
+            None => gputrace_skip::skip(
+                "the compiled allocator",
+                "`make oracle` builds it; target/oracle has none",
+            ),
+            Some(oracle) => {
+                let output = on_oracle(&oracle, &file, false);
+                assert!(
+                    output.status.success(),
+                    "{name}: {}\n{text}",
+                    String::from_utf8_lossy(&output.stdout)
+                );
+            }
+        }
+    }
 }

@@ -94,6 +94,20 @@ fn who_has_the_address_sees_the_page_and_its_details_and_no_other_site_does() {
     let device = &head["chapters"][0]["devices"][0];
     assert_eq!((&device["whole"][0], &device["stretch"]), (&0.into(), &1.into()));
     assert_eq!(served.gets("details?trace=7&from=0&to=1").0, "404", "there is no such trace");
+    assert_eq!(served.gets("who?trace=7&address=10").0, "404", "there is no such trace");
+}
+
+#[test]
+fn an_address_that_is_searched_for_is_answered_as_gputrace_who_does() {
+    let served = Served::of(&["pools/graphs.gtr"], &std::env::temp_dir());
+    let (status, head, body) = served.gets("who?trace=0&address=7f3ac5600100");
+    assert_eq!(status, "200");
+    assert!(head.contains("application/json"), "{head}");
+    let section: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+    assert_eq!(section["name"], "owners_of_address");
+    let table = section["items"].as_array().expect("items").iter().find(|item| item["table"] == "owners");
+    let rows = table.expect("a table")["rows"].as_array().expect("rows");
+    assert!(rows.iter().any(|row| row.to_string().contains("CUDA graph 1")), "{rows:?}");
 }
 
 #[test]

@@ -119,6 +119,10 @@ fn an_address_of_a_graph_names_its_pool_and_one_beside_everything_its_neighbours
     assert!(owners.iter().any(|row| row["what"] == "segment" && !row["until_ns"].is_null()), "{owners:?}");
     let made = owners.iter().filter_map(|row| row["made_by"].as_str());
     assert!(made.into_iter().all(|place| place.contains("graphs.py:")), "{owners:?}");
+    // The capture asked for it. Blocks of the default pool that had the address before belong to no graph.
+    assert_eq!(last["graph"], json!("graph 1, destroyed"), "{last}");
+    let n_captured = owners.iter().filter(|row| !row["graph"].is_null()).count();
+    assert_eq!((n_captured, owners.len() > 5), (1, true), "{owners:?}");
     let nowhere = who(0x10, &trace);
     let text = nowhere.to_string();
     assert!(text.contains("nothing that was recorded had this address"), "{text}");

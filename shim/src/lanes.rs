@@ -8,7 +8,7 @@ use crate::session::{self, Describe, Start};
 use crate::sys::{self, KeepErrno, Text};
 use crate::thread_state::Rest;
 use crate::tls::{self, Tls};
-use crate::{closers, devices, ends, kernel, ledger, nvtx, own, thread_id, words};
+use crate::{closers, devices, early_pools, ends, kernel, ledger, nvtx, own, thread_id, words};
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
@@ -221,6 +221,7 @@ fn attach(tls: &'static Tls, start: Start) -> Option<Lane> {
         devices::describe(lane.producer());
     }
     let (producer, rest) = lane.parts();
+    early_pools::catch_up(producer);
     nvtx::catch_up(producer, &mut rest.texts);
     Some(lane)
 }

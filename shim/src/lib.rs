@@ -25,7 +25,7 @@
 //! session.rs         the first event makes the ring (ring_file.rs) and starts the recorder (launch.rs); fork, exec
 //! control.rs         a library that sleeps is woken; ledger.rs: what lives meanwhile; words.rs: who is attached to late
 //! pjrt.rs            PJRT's tables, and what is remembered of them
-//! nvtx.rs, devices.rs, device_code.rs, captures.rs, closers.rs, stack/: what a thread or a process does
+//! nvtx.rs, early_pools.rs, devices.rs, device_code.rs, captures.rs, closers.rs, stack/: what a thread or a process does
 //! valgrind.rs        being run by Valgrind
 //! messages.rs        what the library says to the user
 //! tls.rs, mark.rs, config.rs, environment.rs, ends.rs, own.rs, thread_id.rs, elf.rs, kernel.rs
@@ -49,6 +49,7 @@ mod config;
 mod control;
 mod device_code;
 mod devices;
+mod early_pools;
 mod elf;
 mod ends;
 mod environment;

@@ -15,7 +15,8 @@ extern "C" int run() {
     if (auto f = (void (*)(int64_t))dlsym(RTLD_DEFAULT, "_ZN3c104cuda6detail21init_p2p_access_cacheEl")) f(1);
     for (const char* name : {"_ZN3c104cuda9_internal20setHasPrimaryContextEPFbaE", "_ZN3c104cuda9_internal20setHasPrimaryContextEPFblE"})
         if (auto f = (void (*)(void*))dlsym(RTLD_DEFAULT, name)) f((void*)yes);
-    cudaFree(nullptr);  // Makes the context.
+    int n_devices;
+    cudaGetDeviceCount(&n_devices);
     allocator::init(1);
     auto* caching = allocator::allocator.load();
     auto get = [&](size_t bytes) {
@@ -23,9 +24,13 @@ extern "C" int run() {
         printf("%zu %p\n", bytes, pointer.get());
         return pointer;
     };
+    auto self = std::this_thread::get_id();
+    // Before there is a context: its first segment makes it.
+    allocator::beginAllocateToPool(0, {0, 5}, [self](cudaStream_t) { return std::this_thread::get_id() == self; });
+    auto early = get(6000);
+    allocator::endAllocateToPool(0, {0, 5});
     {
         auto a = get(1000);
-        auto self = std::this_thread::get_id();
         allocator::beginAllocateToPool(0, {0, 7}, [self](cudaStream_t) { return std::this_thread::get_id() == self; });
         auto b = get(2000);
         allocator::endAllocateToPool(0, {0, 7});
@@ -43,6 +48,7 @@ extern "C" int run() {
         allocator::endAllocateToPool(0, {9, 0});
     }
     allocator::releasePool(0, {0, 7});
+    allocator::releasePool(0, {0, 5});
     allocator::emptyCache();
     auto e = get(5000);
     allocator::releasePool(0, {9, 0});

@@ -15,6 +15,7 @@ wrong=0
 # Reserved, allocated and active now, and most reserved and allocated of each pool.
 cat >expected <<'TABLE'
 (0, 0) 2097152 5120 5120 null null
+(0, 5) 2097152 6144 6144 2097152 6144
 (0, 7) 0 0 0 2097152 2048
 (9, 0) 0 0 0 20971520 4194304
 TABLE

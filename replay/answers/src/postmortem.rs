@@ -376,7 +376,7 @@ pub fn remedies_sections(postmortem: &Postmortem, machine: Machine, trace: &dyn 
             found.as_ref().is_ok_and(|trial| trial.best().is_ok_and(|(_, best)| best.is_some()));
         let report = is_worth_it.then(|| {
             let command = format!("gputrace reproduce -o repro.py {}", quote(postmortem.story.named()));
-            let text = "to report it: a short program on PyTorch alone that fails in the same way, without your code";
+            let text = "this refusal is worth a report: the allocator has a part in it";
             [(Mood::Note, text.to_owned()), (Mood::Command, command)]
         });
         let named = others.iter().map(|(name, held)| format!("{name} {}", bytes(Bytes(*held))));

@@ -14,6 +14,7 @@ use gputrace_schemas::event::{Bytes, Event, Nanos, StackId};
 use gputrace_sim::ops::{AllocId, Op, OpStream, Pool};
 use gputrace_trace::Definitions;
 use gputrace_trace::import::Requests;
+use gputrace_trace::ledger::pools::{GraphState, Pools};
 use gputrace_trace::ledger::{Block, HeapBlock, Ledger, MemoryKind, Object, Step, Watch, call_site};
 use gputrace_trace::source::Source;
 use gputrace_trace::words::{bytes, time};
@@ -45,6 +46,8 @@ pub struct Owner {
     pub stream: Option<u64>,
     /// Private pool of the block.
     pub pool: Option<Pool>,
+    /// Number of the CUDA graph whose capture asked for it.
+    pub graph: Option<u64>,
     /// Who asked.
     pub made_by: StackId,
     /// Who gave it back.
@@ -165,6 +168,7 @@ impl Follower {
             done: None,
             stream: None,
             pool: None,
+            graph: None,
             made_by: object.stack,
             freed_by: StackId(0),
             beside: [None; 2],
@@ -174,7 +178,7 @@ impl Follower {
         self.gained(owner);
     }
 
-    fn block(&mut self, addr: u64, block: &Block) {
+    fn block(&mut self, addr: u64, block: &Block, pools: &Pools) {
         let number = self.n_blocks.entry(block.device).or_default();
         *number += 1;
         let number = *number - 1;
@@ -190,7 +194,8 @@ impl Follower {
             until: None,
             done: None,
             stream: block.stream,
-            pool: None,
+            pool: pools.at(block.device, addr).map(|id| Pool { id }),
+            graph: pools.capturing(block.device, addr),
             made_by: block.stack,
             freed_by: StackId(0),
             beside: [None; 2],
@@ -212,6 +217,7 @@ impl Follower {
             done: None,
             stream: None,
             pool: None,
+            graph: None,
             made_by: block.stack,
             freed_by: StackId(0),
             beside: [None; 2],
@@ -242,7 +248,7 @@ impl Watch for Follower {
             match step {
                 Step::Gained(object) => self.object(object),
                 Step::Lost(object) => self.lost(object.serial, false, event),
-                Step::Block(addr, block) => self.block(*addr, block),
+                Step::Block(addr, block) => self.block(*addr, block, &ledger.torch_pools),
                 Step::BlockFreed(addr, block) => {
                     self.live.remove(&(block.device, *addr));
                     self.lost(block.serial, true, event);
@@ -265,6 +271,7 @@ impl Watch for Follower {
                         done: None,
                         stream: None,
                         pool: None,
+                        graph: None,
                         made_by: StackId(0),
                         freed_by: event.stack,
                         beside: [None; 2],
@@ -293,6 +300,7 @@ impl Watch for Follower {
                         done: None,
                         stream: None,
                         pool: None,
+                        graph: None,
                         made_by: event.stack,
                         freed_by: StackId(0),
                         beside: [None; 2],
@@ -391,12 +399,46 @@ impl Who {
                     owner.stream.map_or(Value::Missing, |stream| Value::text(format!("{stream:#x}")))
                 }),
                 ("pool", "pool", &|(owner, ..)| owner.pool.map_or(Value::Missing, pool_words)),
+                ("graph", "captured into", &|(owner, ..)| {
+                    owner.graph.map_or(Value::Missing, |graph| Value::text(self.graph(graph)))
+                }),
                 ("made_by", "made by", &|(_, made, ..)| words(made)),
                 ("freed_by", "freed by", &|(_, _, freed, _)| words(freed)),
                 ("beside", "beside it then", &|(.., beside)| words(beside)),
             ],
         );
+        let section = match self.replayed() {
+            Some((number, 1)) => section.line(
+                Mood::Note,
+                format!("one allocation captured into graph {number} had it: each replay of the graph uses it, also after it was freed"),
+            ),
+            Some((number, n)) => section.line(
+                Mood::Note,
+                format!("{n} allocations captured into graph {number} had it: each replay of the graph uses it, also after they were freed"),
+            ),
+            None => section,
+        };
         section.table(table).warn(self.story.caveats())
+    }
+
+    /// A graph and what became of it.
+    fn graph(&self, number: u64) -> String {
+        match self.state_of(number) {
+            Some(state) => format!("graph {number}, {}", state.name()),
+            None => format!("graph {number}"),
+        }
+    }
+
+    fn state_of(&self, number: u64) -> Option<GraphState> {
+        let mut graphs = self.story.ledger.torch_pools.pools.values().flat_map(|pool| &pool.graphs);
+        graphs.find(|graph| graph.number == number).map(|graph| graph.state)
+    }
+
+    /// The graph that still exists and works in the address at each replay, and how many of its allocations had it.
+    fn replayed(&self) -> Option<(u64, usize)> {
+        let is_alive = |number: &u64| self.state_of(*number) == Some(GraphState::Made);
+        let number = self.owners.iter().rev().filter_map(|owner| owner.graph).find(is_alive)?;
+        Some((number, self.owners.iter().filter(|owner| owner.graph == Some(number)).count()))
     }
 
     fn mood(&self) -> Mood {

@@ -40,6 +40,7 @@ use history::{History, Room};
 use html::Reader;
 use map::RectangleColumns;
 use settings::Settings;
+pub use tables::section;
 pub use tape::Store;
 use tape::Tape;
 use watch::{Collector, Detail, Device, Holder, Mark, MarkKind, Marks};

@@ -20,8 +20,9 @@ pub(super) fn part(part: &Part) -> Json {
     })
 }
 
-/// One section.
-pub(super) fn section(section: &Section) -> Json {
+/// One section, as the page reads it.
+#[must_use]
+pub fn section(section: &Section) -> Json {
     let items: Vec<Json> = section.items.iter().map(item).collect();
     json!({"name": section.name, "title": section.title, "items": items})
 }

@@ -124,6 +124,7 @@ fn the_first_screen_says_why_the_job_died() {
                                               was handed)
               from                            forward (/job/train.py:12)
               nothing was allocated after it, and the trace ends 0 ns later: it probably ended the program
+              `gputrace reproduce` writes a program that fails the same way, without your code
 
             End
               events            12
@@ -188,6 +189,8 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
               from                            forward (/job/train.py:12)
               nothing was allocated after it, and the trace ends 0 ns later: it
                 probably ended the program
+              `gputrace reproduce` writes a program that fails the same way,
+                without your code
 
             End
               events            12
@@ -294,6 +297,7 @@ fn a_request_refused_to_somebody_else_than_pytorch_is_an_out_of_memory_error() {
                   at  device              asked for  times  held then  by    call         from
               1.0 µs  cuda:0 NVIDIA H200   2.00 GiB      1   1.00 GiB  NCCL  cuMemCreate  libnccl.so.2+0x10
               nothing was allocated on the device after the last of them
+              `gputrace reproduce --cuda` writes a program that fails the same way, without your code
 
             End
               events            2

@@ -7,6 +7,7 @@
 
 use super::torch;
 use crate::callsite;
+use crate::early_pools;
 use crate::elf::{self, Object};
 use crate::lanes;
 use crate::remembered;
@@ -188,7 +189,10 @@ extern "C" fn enter(which: usize, device: usize, graph: u64, user: u64, fourth: 
 #[cold]
 fn tell(which: u16, action: Action, device: i8, (graph, user): (u64, u64), fourth: usize) {
     let _errno = KeepErrno::new();
-    let Some(mut lane) = lanes::lane(Start::OnlyIfLive) else { return };
+    let mut lane = lanes::lane(Start::OnlyIfLive);
+    if lane.is_none() && !session::may_come() {
+        return;
+    }
     let mut call = Call {
         api: FIRST_API + which,
         action: action as u8,
@@ -205,14 +209,17 @@ fn tell(which: u16, action: Action, device: i8, (graph, user): (u64, u64), fourt
             }
         }
         Action::TorchPoolBegin => {
-            let stream = torch::current_stream(&mut lane.state().torch_stream, device);
-            call.stream = if stream == UNKNOWN { 0 } else { stream };
+            // Before there is a session PyTorch may not have asked CUDA for its streams yet, and would do so for us.
+            let stream =
+                lane.as_mut().map(|lane| torch::current_stream(&mut lane.state().torch_stream, device));
+            call.stream = stream.filter(|stream| *stream != UNKNOWN).unwrap_or(0);
         }
         Action::TorchPoolUseOnOom => {
             call.bytes = u64::from(!MAY_UNSET.load(Ordering::Relaxed) || fourth & 0xff != 0);
         }
         _ => {}
     }
+    let Some(mut lane) = lane else { return early_pools::wait(&call) };
     if tls::here().capturing.get() != 0 {
         call.flags |= Call::CAPTURED;
     }

@@ -6,6 +6,7 @@
 //! ```
 
 mod answer;
+pub mod cuda;
 mod goal;
 mod program;
 mod purposes;

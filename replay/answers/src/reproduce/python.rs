@@ -65,7 +65,7 @@ pub fn python(of: &Reproduction, wants_roles: bool, is_exact: bool) -> String {
     text
 }
 
-fn line(text: &mut String, line: &str) {
+pub(super) fn line(text: &mut String, line: &str) {
     text.push_str(line);
     text.push('\n');
 }
@@ -140,8 +140,8 @@ fn settings(options: &Options, version: (u8, u8)) -> String {
     all.join(",")
 }
 
-/// Bytes as Python, with a unit where that is exact.
-fn size(bytes: u64) -> String {
+/// Bytes as Python or C++, with a unit where that is exact.
+pub(super) fn size(bytes: u64) -> String {
     for (unit, name) in [(GIB, "GIB"), (MIB, "MIB"), (KIB, "KIB")] {
         if bytes >= unit && bytes.is_multiple_of(unit) {
             return match bytes / unit {

@@ -1,6 +1,6 @@
 //! Out of memory: what was asked for, and what was there.
 
-use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_schemas::event::{Bytes, HOST, Nanos};
 
 use super::{SectionEntry, device_name};
 use crate::model::{Mood, Section, Table, Value};
@@ -49,15 +49,21 @@ fn refused(story: &Story) -> Option<Section> {
     let section = section.table(table.keep(5, 2));
     let last = story.ledger.refusals.iter().rev().find(refused)?;
     let allocs = story.ledger.devices.get(&last.device).map_or(0, |books| books.allocs);
-    Some(match allocs.saturating_sub(last.allocs_before) {
-        0 if story.is_running => section,
+    let section = match allocs.saturating_sub(last.allocs_before) {
+        0 if story.is_running => return Some(section),
         0 => section.line(Mood::Note, "nothing was allocated on the device after the last of them"),
         n => section.line(
             Mood::Note,
             format!("the program went on: {n} more allocations on the device after the last of them"),
         ),
-    })
+    };
+    Some(if last.device == HOST { section } else { section.line(Mood::Note, REPRODUCE_DRIVER) })
 }
+
+/// Nothing is computed for these two: the command says what comes of it.
+const REPRODUCE: &str = "`gputrace reproduce` writes a program that fails the same way, without your code";
+const REPRODUCE_DRIVER: &str =
+    "`gputrace reproduce --cuda` writes a program that fails the same way, without your code";
 
 /// Refusals, newest first, and how often each was repeated with nothing else changed: programs try again, some of them at once.
 fn bursts<'a>(refusals: impl Iterator<Item = &'a Refusal>) -> Vec<(&'a Refusal, u64)> {
@@ -126,8 +132,8 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
     }
     let after = story.ledger.last.0.saturating_sub(oom.time.0);
     let went_on = books.torch.as_ref().map_or(0, |torch| torch.allocations - oom.allocations_before);
-    if story.is_running {
-        section
+    let section = if story.is_running {
+        return section;
     } else if went_on > 0 {
         let text = format!("the program went on: {went_on} more blocks were handed out after it");
         section.line(Mood::Note, text)
@@ -139,7 +145,8 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
         section.line(Mood::Note, text)
     } else {
         section
-    }
+    };
+    section.line(Mood::Note, REPRODUCE)
 }
 
 fn cached_remark(cached: u64, oom: &TorchOom) -> String {

@@ -57,7 +57,6 @@ pub use watch::{Unwatched, Watch};
 
 use crate::Definitions;
 use crate::owners::{JAX, TORCH, TORCH_ELSEWHERE, TORCH_PINNED};
-use crate::torch_release;
 use communicators::Communicators;
 use contexts::Contexts;
 use counts::Counts;
@@ -555,12 +554,7 @@ impl Ledger {
         if call.action == Action::Checkpoint {
             self.checkpoint(event.time, call, definitions.process().pid);
         }
-        if Pools::concerns(call.action) {
-            self.torch.steps.wanted = true;
-            let version = definitions.process().torch_version.as_deref().and_then(torch_release);
-            self.torch_pools.by_stream = version.is_some_and(|version| version < (2, 6));
-        }
-        self.torch_pools.call(event, call, origin.site);
+        self.pool_call(definitions, event, call, origin.site);
         match call.result {
             None => self.open_calls.push(OpenCall {
                 time: event.time,

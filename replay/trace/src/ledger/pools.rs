@@ -12,7 +12,8 @@ use rustc_hash::FxHashMap;
 
 use super::amounts::Meter;
 use super::torch::Step;
-use super::{MemoryKind, SiteId};
+use super::{Ledger, MemoryKind, SiteId};
+use crate::{Definitions, torch_release};
 
 /// `MempoolId_t`: the first number was given out for a graph, the second for the user.
 pub type PoolId = (u64, u64);
@@ -158,6 +159,33 @@ struct Segment {
     pool: Option<PoolId>,
 }
 
+impl Ledger {
+    /// Books calls about PyTorch's pools that came before the recording began: nobody saw them, and nothing counts them.
+    pub(crate) fn pools_before(&mut self, definitions: &dyn Definitions, calls: &[(ThreadId, Call)]) {
+        for (thread, call) in calls {
+            let kind = EventKind::Call(*call);
+            let event = Event { time: Nanos(0), thread: *thread, stack: StackId(0), kind };
+            self.pool_call(definitions, &event, call, SiteId::default());
+        }
+    }
+
+    /// Books a call about a pool, or one that may be.
+    pub(super) fn pool_call(
+        &mut self,
+        definitions: &dyn Definitions,
+        event: &Event,
+        call: &Call,
+        site: SiteId,
+    ) {
+        if Pools::concerns(call.action) {
+            self.torch.steps.wanted = true;
+            let version = definitions.process().torch_version.as_deref().and_then(torch_release);
+            self.torch_pools.by_stream = version.is_some_and(|version| version < (2, 6));
+        }
+        self.torch_pools.call(event, call, site);
+    }
+}
+
 impl Pools {
     /// Whether a call is about pools or graphs, and steps must be looked at from here on.
     pub(super) fn concerns(action: Action) -> bool {
@@ -198,6 +226,13 @@ impl Pools {
     #[must_use]
     pub fn at(&self, device: i16, addr: u64) -> Option<PoolId> {
         self.segment_at(device, addr).map(|(_, id)| id)
+    }
+
+    /// The number of the graph that is being captured into the pool of the segment at an address.
+    #[must_use]
+    pub fn capturing(&self, device: i16, addr: u64) -> Option<u64> {
+        let pool = self.pools.get(&(device, self.at(device, addr)?))?;
+        pool.graphs.iter().rev().find(|graph| graph.state == GraphState::Capturing).map(|graph| graph.number)
     }
 
     /// From where to where the segment of a private pool lies that an address is in, and of which pool it is.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use clap::{ArgMatches, Args};
-use gputrace_replay::answers::reproduce::{self, Progress, Reproduction};
+use gputrace_replay::answers::reproduce::{self, Progress, Reproduction, cuda};
 use gputrace_replay::import::Requests;
 use gputrace_replay::ranks::jobs;
 use gputrace_replay::ranks::reproduce as collectives;
@@ -35,6 +35,7 @@ Examples:
   gputrace reproduce -o repro.py --exact --whole train.gtr
   gputrace reproduce -o repro.py job/          # the collectives of a job that hangs, for torchrun
   gputrace reproduce -o repro.py --rank 3 job/
+  gputrace reproduce --cuda -o repro.cpp app.gtr   # a refusal outside PyTorch: nvcc -o repro repro.cpp && ./repro
   python3 repro.py                             # 0 reproduced, 1 not reproduced, 2 cannot be tried here
 
 Where nothing was refused, the program comes to the same peaks of reserved and allocated bytes (docs/REPRODUCE.md).")]
@@ -44,7 +45,7 @@ pub(super) struct ReproduceArgs {
     #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
     traces: Vec<Named>,
 
-    /// Python file to write
+    /// Python file to write; with --cuda, C++
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
@@ -72,6 +73,10 @@ pub(super) struct ReproduceArgs {
     #[arg(long)]
     exact: bool,
 
+    /// Write C++ on the CUDA runtime instead, of what the driver refused somebody else than PyTorch's allocator
+    #[arg(long, conflicts_with_all = ["exact", "torch_version"])]
+    cuda: bool,
+
     /// Leave out what each tensor was for (parameters, activations, ...)
     #[arg(long)]
     no_roles: bool,
@@ -95,6 +100,9 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     };
     let shown = path.display().to_string();
     let source = Source::open(&path)?;
+    if args.cuda {
+        return driver(&args, &shown, &source, out);
+    }
     let trace = source.requests().map_err(|error| anyhow!("{error}"))?;
     trace.notes.iter().for_each(|note| complain!("{shown}: {note}"));
     let stream = chosen(&trace.devices, args.device).map_err(|why| anyhow!("{shown}: {why}"))?;
@@ -108,6 +116,24 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let part = Part { title: shown.clone(), sections: vec![section], ..Part::default() };
     let report = Report { verb: "reproduce", parts: vec![part] };
     let mut json = reproduce::json(stream.device, &found, n_lines);
+    json["schema"] = "gputrace.reproduce/1".into();
+    json["trace"] = shown.into();
+    json["output"] = json!(args.output.display().to_string());
+    show::unless_closed(args.show.write_as(&report, &json, out))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A refusal of the driver.
+fn driver(args: &ReproduceArgs, shown: &str, source: &Source, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    let found = cuda::reproduce(source, args.device, args.whole).map_err(|why| anyhow!("{shown}: {why}"))?;
+    let text = cuda::cuda(&found);
+    let n_lines = text.lines().count();
+    write_whole(&args.output, args.force, |file| file.write_all(text.as_bytes()))?;
+    let command = format!("nvcc -o repro {}{} && ./repro", args.output.display(), found.libraries());
+    let section = cuda::section(&found, n_lines).line(Mood::Command, command);
+    let part = Part { title: shown.to_owned(), sections: vec![section], ..Part::default() };
+    let report = Report { verb: "reproduce", parts: vec![part] };
+    let mut json = cuda::json(&found, n_lines);
     json["schema"] = "gputrace.reproduce/1".into();
     json["trace"] = shown.into();
     json["output"] = json!(args.output.display().to_string());

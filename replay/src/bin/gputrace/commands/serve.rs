@@ -3,6 +3,7 @@
 //! ```text
 //! browser ── /SECRET/ ─────────────> the page, made once
 //!         ── /SECRET/details?... ──> a thread ──> another, which has an index of the trace that was asked about last
+//!         ── /SECRET/who?... ──────> the same, which reads the trace again
 //! ```
 //! The index is a file without a name that nobody else can open: what changed when, and what lay where. It is made while the page is, or
 //! where there are several traces when one is first asked about. Where it cannot be, a trace is read again for each answer.
@@ -19,7 +20,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
-use gputrace_replay::page::{Chapter, Store};
+use gputrace_replay::answers::who::Who;
+use gputrace_replay::page::{Chapter, Store, section as section_for_page};
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
@@ -60,17 +62,33 @@ pub(super) struct ServeArgs {
     redact: bool,
 }
 
-/// A part of a trace that a page looks closer at.
+/// What a page asks about a trace.
 struct Question {
     /// Who waits for the answer.
     ticket: Ticket,
     trace: usize,
-    /// In nanoseconds since it began.
-    part: (u64, u64),
+    wanted: Wanted,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wanted {
+    /// All of a part, in nanoseconds since the trace began.
+    Part((u64, u64)),
+    /// Who had an address.
+    Owners(u64),
+}
+
+impl Wanted {
+    fn content_type(self) -> &'static str {
+        match self {
+            Wanted::Part(_) => "application/octet-stream",
+            Wanted::Owners(_) => "application/json",
+        }
+    }
 }
 
 /// What the page is given; `None` where it cannot be.
-type Details = (Ticket, Option<Vec<u8>>);
+type Given = (Ticket, &'static str, Option<Vec<u8>>);
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ServeArgs = super::parsed(matches)?;
@@ -116,19 +134,19 @@ struct Visit {
 
 /// Where answers to questions go.
 struct Answers {
-    reply: Sender<Details>,
+    reply: Sender<Given>,
     waker: Waker,
 }
 
 impl Answers {
-    fn send(&self, ticket: Ticket, details: Option<Vec<u8>>) {
-        let _ = self.reply.send((ticket, details));
+    fn send(&self, question: &Question, given: Option<Vec<u8>>) {
+        let _ = self.reply.send((question.ticket, question.wanted.content_type(), given));
         self.waker.wake();
     }
 }
 
 /// Answers requests, and sends on what is answered later.
-fn keep_door(mut server: Server, visit: &Visit, replies: &Receiver<Details>) {
+fn keep_door(mut server: Server, visit: &Visit, replies: &Receiver<Given>) {
     loop {
         let turned =
             server.turn(Duration::from_secs(60), &mut |ticket, request| visit.receive(ticket, request));
@@ -136,9 +154,9 @@ fn keep_door(mut server: Server, visit: &Visit, replies: &Receiver<Details>) {
             complain!("cannot wait for requests: {error}");
             std::thread::sleep(Duration::from_secs(1));
         }
-        for (ticket, details) in replies.try_iter() {
-            let answer = match details {
-                Some(details) => Answer::of("application/octet-stream", Arc::new(details)),
+        for (ticket, content_type, given) in replies.try_iter() {
+            let answer = match given {
+                Some(given) => Answer::of(content_type, Arc::new(given)),
                 None => Refusal::Unknown.into(),
             };
             server.reply(ticket, &answer);
@@ -150,9 +168,9 @@ impl Visit {
     fn receive(&self, ticket: Ticket, request: &Request) -> Option<Answer> {
         match self.door.asked(request) {
             Ok("") => Some(Answer::of("text/html; charset=utf-8", self.html.clone())),
-            Ok(path) => match part(path) {
-                Some((trace, part)) => {
-                    let asked = self.ask.try_send(Question { ticket, trace, part });
+            Ok(path) => match wanted(path) {
+                Some((trace, wanted)) => {
+                    let asked = self.ask.try_send(Question { ticket, trace, wanted });
                     asked.is_err().then(|| Refusal::Busy.into())
                 }
                 None => Some(Refusal::Unknown.into()),
@@ -162,15 +180,30 @@ impl Visit {
     }
 }
 
-/// `details?trace=0&from=100&to=200`, and nothing else.
-fn part(path: &str) -> Option<(usize, (u64, u64))> {
-    let mut words = path.strip_prefix("details?")?.split('&');
-    let mut number = |name: &str| -> Option<u64> {
+/// `details?trace=0&from=100&to=200` or `who?trace=0&address=7f5c40000200`, and nothing else.
+fn wanted(path: &str) -> Option<(usize, Wanted)> {
+    let (verb, question) = path.split_once('?')?;
+    let mut words = question.split('&');
+    let mut number = |name: &str, radix: u32| -> Option<u64> {
         let digits = words.next()?.strip_prefix(name)?.strip_prefix('=')?;
-        digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse().ok())?
+        let is_number = digits.bytes().all(|digit| char::from(digit).is_digit(radix));
+        is_number.then(|| u64::from_str_radix(digits, radix).ok())?
     };
-    let (trace, from, to) = (number("trace")?, number("from")?, number("to")?);
-    (words.next().is_none() && from <= to).then_some((usize::try_from(trace).ok()?, (from, to)))
+    let trace = usize::try_from(number("trace", 10)?).ok()?;
+    let wanted = match verb {
+        "details" => Wanted::Part((number("from", 10)?, number("to", 10)?)),
+        "who" => Wanted::Owners(number("address", 16)?),
+        _ => return None,
+    };
+    let is_backwards = matches!(wanted, Wanted::Part((from, to)) if from > to);
+    (words.next().is_none() && !is_backwards).then_some((trace, wanted))
+}
+
+/// Every owner of an address, as the page shows sections.
+fn owners(path: &Path, is_redacted: bool, address: u64) -> anyhow::Result<Vec<u8>> {
+    let source = super::html::open(path, is_redacted)?;
+    let section = Who::of(&source, address).section(source.definitions());
+    Ok(section_for_page(&section).to_string().into_bytes())
 }
 
 /// A file without a name.
@@ -254,8 +287,17 @@ fn explain(
     }
     while let Ok(question) = asked.recv() {
         let Some(path) = paths.get(question.trace) else {
-            answers.send(question.ticket, None);
+            answers.send(&question, None);
             continue;
+        };
+        let part = match question.wanted {
+            Wanted::Part(part) => part,
+            Wanted::Owners(address) => {
+                let found = owners(path, is_redacted, address);
+                let found = found.map_err(|error| complain!("{}: {error:#}", path.display()));
+                answers.send(&question, found.ok());
+                continue;
+            }
         };
         if last.as_ref().is_none_or(|(trace, _)| *trace != question.trace) {
             last = None;
@@ -264,22 +306,23 @@ fn explain(
                 Err(error) => complain!("{error:#}"),
             }
         }
-        let details = last.as_ref().map(|(_, known)| known.part(question.part));
+        let details = last.as_ref().map(|(_, known)| known.part(part));
         if let Some(Err(error)) = &details {
             complain!("{}: {error}", path.display());
             last = None;
         }
-        answers.send(question.ticket, details.and_then(Result::ok));
+        answers.send(&question, details.and_then(Result::ok));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::part;
+    use super::{Wanted, wanted};
 
     #[test]
     fn only_what_the_page_asks_is_a_question() {
-        assert_eq!(part("details?trace=1&from=2&to=30"), Some((1, (2, 30))));
+        assert_eq!(wanted("details?trace=1&from=2&to=30"), Some((1, Wanted::Part((2, 30)))));
+        assert_eq!(wanted("who?trace=0&address=7f5c40000200"), Some((0, Wanted::Owners(0x7f5c_4000_0200))));
         for wrong in [
             "",
             "details",
@@ -290,10 +333,15 @@ mod tests {
             "details?trace=+1&from=2&to=30",
             "details?from=2&to=30&trace=1",
             "details?trace=1&from=2&to=99999999999999999999999",
+            "who?trace=0",
+            "who?trace=0&address=",
+            "who?trace=0&address=0x7f",
+            "who?trace=0&address=7f&to=1",
+            "who?trace=0&address=12345678901234567",
             "../../etc/passwd",
             "details/../?trace=1&from=2&to=30",
         ] {
-            assert_eq!(part(wrong), None, "{wrong}");
+            assert_eq!(wanted(wrong), None, "{wrong}");
         }
     }
 }

@@ -194,7 +194,13 @@ impl<'a, M: Iterator<Item = Mappings>> Gathering<'a, M> {
 
     /// Empty books that know what was found so far.
     pub(crate) fn books(&mut self) -> Ledger {
-        Ledger::knowing(std::mem::take(&mut self.importer.survey.own_events))
+        let mut ledger = Ledger::knowing(std::mem::take(&mut self.importer.survey.own_events));
+        if self.importer.survey.knows_pools {
+            let before = self.importer.survey.pools_before();
+            before.iter().for_each(|(_, call)| self.importer.pool_before(call));
+            ledger.pools_before(self.importer.definitions, &before);
+        }
+        ledger
     }
 
     /// What was gathered, where the books had what this would have booked; they are finished.

@@ -53,6 +53,13 @@ impl Importer<'_> {
         }
     }
 
+    /// A call about pools that came before the recording began.
+    pub(super) fn pool_before(&mut self, call: &Call) {
+        if matches!(call.action, Action::TorchPoolBegin | Action::TorchPoolCreate) {
+            *self.pools.uses.entry((call.device, (call.handle, call.extra))).or_default() += 1;
+        }
+    }
+
     /// A call about pools.
     pub(super) fn pool_call(&mut self, ledger: &Ledger, call: &Call) -> Result<(), TooMany> {
         let id = (call.handle, call.extra);
@@ -210,6 +217,48 @@ mod tests {
             block addr=0x60000000 bytes=512"
         ));
         assert_eq!(ids, [(1, 0); 4]);
+    }
+
+    #[test]
+    fn a_pool_that_was_open_before_the_recording_began_serves_what_was_asked_until_it_is_closed() {
+        // 1500 MiB were refused while 2000 MiB lay free: they were in a pool that somebody held.
+        let in_pool: String = (0..4u64)
+            .map(|n| {
+                let at = 0x4000_0000 + n * 0x4000_0000;
+                format!(
+                    "Alloc addr={at:#x} bytes=500M {BY}
+                    block addr={at:#x} bytes=500M requested=500M\n"
+                )
+            })
+            .collect();
+        let freed: String =
+            (1..5u64).map(|n| format!("free addr={:#x} bytes=500M\n", n * 0x4000_0000)).collect();
+        let outside: String = (0..3u64)
+            .map(|n| {
+                let at = 0x4_0000_0000 + n * 0x4000_0000;
+                format!(
+                    "Alloc addr={at:#x} bytes=400M {BY}
+                    block addr={at:#x} bytes=400M requested=400M\n"
+                )
+            })
+            .collect();
+        let trace = requests(&format!(
+            "note torch.pools=seen
+            {in_pool}
+            TorchPoolEnd extra=1
+            TorchPoolRelease extra=1
+            {freed}
+            {outside}
+            oom requested=1500M bytes=1500M
+            TorchPoolRelease extra=1"
+        ));
+        let stream = &trace.devices[0];
+        let is_private = |it: &gputrace_sim::ops::Allocation| it.pool != PoolIdx::DEFAULT;
+        let private: Vec<bool> = stream.allocations.iter().map(is_private).collect();
+        assert_eq!(private, [true, true, true, true, false, false, false]);
+        // It is released once, after the refusal.
+        let n = stream.ops.len();
+        assert_eq!(stream.ops[n - 2..], [Op::Oom(0), Op::ReleasePool(PoolIdx(1))]);
     }
 
     #[test]
