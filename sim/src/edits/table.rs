@@ -10,7 +10,7 @@ use super::program::{NEVER, Phase, Program, Purpose, Span, Step, Tensor};
 pub struct Layer {
     /// The code that calls it; empty for what is in no layer.
     pub called_by: String,
-    /// Its number among those that the same code calls, from 0.
+    /// Its number in the forward pass, from 0: the one that `--checkpoint layers:A..B` takes.
     pub number: usize,
     /// Parameters; `None` where it is not known which gradient belongs to which.
     pub parameters: Option<u64>,
@@ -63,7 +63,7 @@ impl Program<'_> {
         let forward = self.born_within(step.begin, step.passes[0].0);
         let time = self.time_of(forward.clone());
         for stretch in &stretches {
-            for (at, members) in stretch.layers.iter().enumerate() {
+            for members in &stretch.layers {
                 let own = members.first().zip(members.last()).map_or(0..0, |(first, last)| *first..last + 1);
                 let number = all.len();
                 let span = spans[number];
@@ -72,7 +72,7 @@ impl Program<'_> {
                 let gradients: Vec<usize> = gradients.map(|(member, _)| member).collect();
                 let layer = Layer {
                     called_by: stretch.name.clone(),
-                    number: at,
+                    number,
                     share: (time > 0).then(|| (self.time_of(own) as f64 / time as f64).min(1.0)),
                     ..self.layer(step, &owned, &tensors, &gradients, &|born| span.is_backward(born))
                 };
