@@ -30,6 +30,7 @@ const WITHOUT: &[(&str, &str)] = &[
     ("html", "writes a file, whose page is held by page/test"),
     ("export", "writes what other programs read"),
     ("reproduce", "writes a program; held by tests/reproduce.rs"),
+    ("layers", "takes a training run with layers that repeat; held by tests/whatif.rs"),
     ("who", "is asked of an address; held by tests/who.rs"),
     ("reduce", "writes what other verbs read; held by replay/src/reduce/tests.rs"),
     ("map", "says one line; what it writes is held by tests/cli/files.rs and tests/executors"),

@@ -273,6 +273,24 @@ fn room(looks: &[u64], now: u64, most: u64, refused: u64, notes: &mut Vec<String
 }
 
 impl Reproduction {
+    /// Bytes of the device that are served at most before the last request.
+    fn served(&self) -> u64 {
+        let (mut held, mut most) = (0u64, 0);
+        let bytes = |number: usize| match self.memory[number] {
+            // It may be in the host's memory.
+            Memory { how: How::Managed, .. } => 0,
+            Memory { bytes, .. } => bytes,
+        };
+        for step in &self.steps {
+            match *step {
+                Move::Get(number) => held += bytes(number),
+                Move::Give(number) => held = held.saturating_sub(bytes(number)),
+            }
+            most = held.max(most);
+        }
+        most
+    }
+
     /// What was given back does not matter, and of each kind the sum of what lives does.
     fn shrunk(self) -> Reproduction {
         let mut sums: HashMap<How, u64> = HashMap::new();
@@ -379,6 +397,10 @@ pub fn cuda(of: &Reproduction) -> String {
     }
     text.push_str("\nint main() {\n");
     line(&mut text, &format!("    const size_t ROOM = {};  // for all that follows, bytes", size(of.room)));
+    line(
+        &mut text,
+        &format!("    const size_t SERVED = {};  // of that, before the last request", size(of.served())),
+    );
     text.push_str(BALLAST);
     text.push_str(&body(of));
     text.push_str(END);
@@ -506,8 +528,9 @@ static bool physical(Memory& to, size_t bytes) {
 const BALLAST: &str = "    if (cudaSetDevice(0) != cudaSuccess || cudaFree(0) != cudaSuccess) cannot(\"there is no CUDA device\");
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    if (free < ROOM) {
-        std::printf(\"cannot be tried here: %zu bytes are needed on the device, and %zu are free\\n\", ROOM, free);
+    // A little less than ROOM will do: the recorded process had a context of another size.
+    if (free < SERVED) {
+        std::printf(\"cannot be tried here: %zu bytes are needed on the device, and %zu are free\\n\", SERVED, free);
         return 2;
     }
     // The rest of the card is taken first: it stands for a smaller card, and for what others held.
