@@ -48,14 +48,16 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
     let mut groups: Vec<Vec<u32>> = vec![];
     let mut of_ranks: BTreeMap<u32, Vec<(Nanos, usize, Lane, Signature)>> = BTreeMap::new();
     let (mut n_before, mut is_unequal) = (0, false);
+    let mut missing: BTreeSet<u32> = BTreeSet::new();
     for communicator in &job.communicators {
         let members: Vec<(u32, u32, Calls)> = communicator
             .all()
             .map(|(rank, member)| (rank, job.rank(member), calls(participants, member)))
             .collect();
         n_before += members.iter().map(|(.., calls)| calls.len()).sum::<usize>();
-        if !communicator.missing().is_empty() || !communicator.unplaced.is_empty() {
-            notes.insert("ranks without a trace make no calls".to_owned());
+        missing.extend(communicator.missing());
+        if !communicator.unplaced.is_empty() {
+            notes.insert("calls of processes whose rank is not known are left out".to_owned());
         }
         let from = first_difference(&members);
         is_unequal |= from.is_some();
@@ -72,9 +74,16 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
             own.extend(kept.map(|(lane, _, signature, time)| (*time, group, *lane, *signature)));
         }
     }
+    if let Some(rank) = missing.first() {
+        let others = match missing.len() {
+            1 => String::new(),
+            n => format!(", nor have {} others", n - 1),
+        };
+        return Err(format!("rank {rank} has no trace{others}: whether its calls differ is not known"));
+    }
     if !is_unequal {
         return Err(
-            "the ranks' calls do not differ: each communicator saw the same ones from all of its ranks"
+            "the collectives of each communicator are the same from all of its ranks; `gputrace ranks` shows what else does not fit"
                 .into(),
         );
     }
@@ -220,15 +229,19 @@ const HEAD: &str = "#!/usr/bin/env python3
 #
 #     torchrun --nproc-per-node {ranks} repro.py          (REPRO_BACKEND=gloo without GPUs)
 #
-# Exit status: 0 reproduced (a rank waits for ever, or NCCL reports an error), 1 not reproduced.
+# Exit status: 0 reproduced (a rank waits for ever, or NCCL reports an error), 1 not reproduced, 2 it cannot be tried here.
 import datetime
 import os
 import sys
 import threading
 import time
 
-import torch
-import torch.distributed as dist
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:
+    print(f\"cannot be tried here: {error}\")
+    sys.exit(2)
 
 SECONDS = float(os.environ.get(\"REPRO_SECONDS\", 60))  # who waits for so long waits for ever
 BACKEND = os.environ.get(\"REPRO_BACKEND\", \"nccl\")

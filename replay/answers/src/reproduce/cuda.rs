@@ -207,7 +207,7 @@ pub fn reproduce(source: &Source, device: Option<u32>, is_whole: bool) -> Result
     let refusal =
         follower.refusal.filter(|it| device.is_none_or(|wanted| i64::from(wanted) == i64::from(it.device)));
     let Refusal { device: of, memory: refused, n_steps, n_looks } = refusal.ok_or(
-        "the driver refused no request outside PyTorch's allocator; without --cuda the command reproduces PyTorch's own",
+        "the driver refused no request outside PyTorch's allocator, of this device; without --cuda the command reproduces PyTorch's own",
     )?;
     let refused = match refused {
         Some(it) if it.how != How::Managed => it,

@@ -37,10 +37,13 @@ pub fn python(of: &Reproduction, wants_roles: bool, is_exact: bool) -> String {
     line(
         &mut text,
         &format!(
-            "# Recorded with PyTorch {major}.{minor}; written by gputrace reproduce. The sizes, their order and the settings are"
+            "# For PyTorch {major}.{minor}; written by gputrace reproduce. The sizes, their order and the settings are"
         ),
     );
     line(&mut text, "# recorded; no code, name or path of the recorded program is in this file.");
+    if !of.is_as_recorded() {
+        line(&mut text, "# The figures are simulated; the recorded run came to others.");
+    }
     line(&mut text, "# Exit status: 0 reproduced, 1 not reproduced, 2 it cannot be tried here.");
     if program.pools.len() > 1 {
         line(&mut text, "import contextlib");
@@ -56,7 +59,7 @@ pub fn python(of: &Reproduction, wants_roles: bool, is_exact: bool) -> String {
     if !settings.is_empty() {
         line(&mut text, &format!("os.environ[\"{variable}\"] = \"{settings}\""));
     }
-    line(&mut text, "\nimport torch\n");
+    text.push_str(IMPORT);
     let body = Body::of(program, wants_roles);
     constants(&mut text, of, &body);
     text.push_str(&helpers(program, &body, is_exact));
@@ -286,6 +289,14 @@ impl Names {
     }
 }
 
+const IMPORT: &str = "
+try:
+    import torch
+except ImportError as error:
+    print(f\"cannot be tried here: {error}\")
+    sys.exit(2)
+";
+
 const NOT_HERE: &str = "
 
 def cannot(why):
@@ -296,13 +307,15 @@ def cannot(why):
 if not torch.cuda.is_available():
     cannot(\"PyTorch finds no CUDA device\")
 if torch.__version__.split(\".\")[:2] != RELEASE.split(\".\"):
-    print(f\"note: recorded with PyTorch {RELEASE}, this is {torch.__version__}; releases differ\", file=sys.stderr)
+    print(f\"note: written for PyTorch {RELEASE}, this is {torch.__version__}; releases differ\", file=sys.stderr)
 torch.cuda.init()
 free, total = torch.cuda.mem_get_info()
 if LIMIT is not None:
     if LIMIT > free:
         cannot(f\"{LIMIT:,} bytes are needed on the device, and {free:,} are free\")
     torch.cuda.set_per_process_memory_fraction((LIMIT + 0.5) / total)
+elif EXPECTED[\"reserved\"] > free:
+    cannot(f\"{EXPECTED['reserved']:,} bytes are needed on the device, and {free:,} are free\")
 keep = []  # what is never freed
 ";
 

@@ -259,6 +259,9 @@ impl Shrinker<'_, '_> {
         // What was refused was a request of just this size.
         let is_fixed = |tensor: u32| is_refusal && Some(tensor) == last;
         for unit in [64 * MIB, 16 * MIB, 2 * MIB, MIB, 64 << 10, 512] {
+            if self.is_over {
+                return;
+            }
             let rounded = |bytes: u64| match bytes > unit && !bytes.is_multiple_of(unit) {
                 true => [bytes.next_multiple_of(unit), bytes - bytes % unit],
                 false => [bytes; 2],
@@ -274,11 +277,14 @@ impl Shrinker<'_, '_> {
             }
             let asked: Vec<u32> = self.program.steps.iter().filter_map(asked).collect();
             for tensor in asked.into_iter().filter(|it| !is_fixed(*it)) {
+                if self.is_over {
+                    return;
+                }
                 for which in 0..2 {
                     let bytes = self.program.tensors[tensor as usize].bytes;
                     let mut candidate = self.program.clone();
                     candidate.tensors[tensor as usize].bytes = rounded(bytes)[which];
-                    if self.is_over || self.attempt(candidate) {
+                    if self.attempt(candidate) {
                         break;
                     }
                 }

@@ -1,6 +1,6 @@
 //! `gputrace reproduce`: the smallest program that fails in the same way.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -57,12 +57,12 @@ pub(super) struct ReproduceArgs {
     #[arg(long, value_name = "N")]
     rank: Option<u32>,
 
-    /// Device to reproduce [default: the one that ran out, or that reserved most]
+    /// Device to reproduce [default: the one that ran out, or that had most requests]
     #[arg(long, value_name = "ORDINAL")]
     device: Option<u32>,
 
     /// Stop shrinking after this long; the result is the same on every machine unless this is reached
-    #[arg(long, value_name = "N", default_value_t = 60.0)]
+    #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = seconds)]
     seconds: f64,
 
     /// Keep every request up to the refusal
@@ -89,10 +89,21 @@ pub(super) struct ReproduceArgs {
     show: ShowArgs,
 }
 
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| *seconds >= 0.0);
+    seconds.ok_or_else(|| format!("`{text}` is not a number of seconds, such as 60"))
+}
+
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ReproduceArgs = super::parsed(matches)?;
     check_place(&args.output, args.force)?;
     let paths = show::paths(&args.traces)?;
+    let whole = |path: &Path| path.canonicalize().ok();
+    if whole(&args.output)
+        .is_some_and(|output| paths.iter().any(|path| whole(path).as_ref() == Some(&output)))
+    {
+        bail!("{} is what is to be reproduced; name another file with -o", args.output.display());
+    }
     let path = match (&paths[..], args.rank) {
         ([path], None) => path.clone(),
         (_, Some(rank)) => of_rank(&paths, rank)?,
@@ -153,8 +164,16 @@ fn of_rank(paths: &[PathBuf], rank: u32) -> anyhow::Result<PathBuf> {
 
 /// The collectives of a job whose ranks' calls differ.
 fn job(args: &ReproduceArgs, paths: &[PathBuf], out: &mut Screen) -> anyhow::Result<ExitCode> {
+    if args.cuda || args.whole || args.exact || args.device.is_some() || args.torch_version.is_some() {
+        bail!(
+            "several traces are reproduced by the NCCL calls of their job, for which --cuda, --device, --exact, --torch-version and --whole mean nothing; --rank N reproduces the memory of one rank"
+        );
+    }
     let (participants, all_read) = super::ranks::read(paths);
     let (jobs, _) = jobs::jobs(&participants);
+    if jobs.len() > 1 {
+        bail!("the traces are of {} jobs; name those of one", jobs.len());
+    }
     let mut why = "the traces show no job that uses NCCL".to_owned();
     for job in &jobs {
         match collectives::collectives(&participants, job) {
