@@ -359,12 +359,19 @@ pub fn wait_for_recorder(trace: &Path) -> bool {
     const STEPS: u32 = 500;
     let Ok(file) = open_regular(trace) else { return false };
     let is_written = || matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock));
-    if !is_written() || process_of(trace).is_none_or(|process| process::is_running(&process)) {
-        return false;
-    }
+    let mut has_ended = false;
     for _ in 0..STEPS {
         if !is_written() {
             return false;
+        }
+        if !has_ended {
+            // What has just been begun does not say yet whose it is.
+            has_ended = match process_of(trace) {
+                None => return false,
+                Some(process) if process.pid == 0 => false,
+                Some(process) if process::is_running(&process) => return false,
+                Some(_) => true,
+            };
         }
         std::thread::sleep(STEP);
     }

@@ -52,7 +52,7 @@ impl Waiting {
         }
     }
 
-    /// Whether this thread is to send it: its own, and what is true of a pool whoever said so.
+    /// Whether this thread sends it: a call of its own, or one that concerns all threads.
     fn is_due(&self, thread: u32) -> bool {
         const OF_ALL: [Action; 3] =
             [Action::TorchPoolCreate, Action::TorchPoolUseOnOom, Action::TorchPoolNoSplit];

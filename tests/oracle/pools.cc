@@ -1,24 +1,9 @@
 // Opens, uses, releases and empties private pools of PyTorch's own allocator, as graphs and MemPools do, and says where each
 // block lies. See pools.sh.
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAStream.h>
-#include <cstdio>
-#include <cstdlib>
-#include <dlfcn.h>
-#include <thread>
+#include "allocator.h"
 
-namespace allocator = c10::cuda::CUDACachingAllocator;
-
-// Of a library: a program would have a copy of `allocator` of its own.
 extern "C" int run() {
-    static auto yes = +[](int64_t) { return true; };
-    if (auto f = (void (*)(int64_t))dlsym(RTLD_DEFAULT, "_ZN3c104cuda6detail21init_p2p_access_cacheEl")) f(1);
-    for (const char* name : {"_ZN3c104cuda9_internal20setHasPrimaryContextEPFbaE", "_ZN3c104cuda9_internal20setHasPrimaryContextEPFblE"})
-        if (auto f = (void (*)(void*))dlsym(RTLD_DEFAULT, name)) f((void*)yes);
-    int n_devices;
-    cudaGetDeviceCount(&n_devices);
-    allocator::init(1);
-    auto* caching = allocator::allocator.load();
+    auto* caching = started();
     auto get = [&](size_t bytes) {
         auto pointer = caching->allocate(bytes);
         printf("%zu %p\n", bytes, pointer.get());

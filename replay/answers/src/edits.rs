@@ -78,26 +78,42 @@ pub struct Asked {
     pub machine: Machine,
 }
 
+/// Answers by device, and why there are none of other devices.
+type OfDevices<T> = (Vec<(u32, T)>, Vec<String>);
+
+/// What `answer` says of each device of PyTorch's allocator, and why it cannot of others.
+///
+/// # Errors
+/// Why it cannot of any.
+pub(super) fn of_devices<T>(
+    trace: &Trace,
+    answer: impl Fn(&OpStream) -> Result<T, String>,
+) -> Result<OfDevices<T>, String> {
+    let (mut found, mut refusals) = (vec![], vec![]);
+    for stream in trace.devices.iter().filter(|stream| stream.settings.is_torch()) {
+        match answer(stream) {
+            Ok(answer) => found.push((stream.device, answer)),
+            Err(why) => refusals.push(format!("cuda:{}: {why}", stream.device)),
+        }
+    }
+    // A device that only holds a few buffers has no training step, and need not have one.
+    if found.is_empty() {
+        let none = "it has no requests of PyTorch's allocator".to_owned();
+        return Err(refusals.into_iter().next().unwrap_or(none));
+    }
+    Ok((found, refusals))
+}
+
 /// Edits the program of a trace, device by device, and says what becomes of it.
 ///
 /// # Errors
 /// What cannot be answered, and why.
 pub fn whatif(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result<Reply, String> {
-    let (mut sections, mut outcomes, mut refusals) = (vec![], vec![], vec![]);
-    for stream in trace.devices.iter().filter(|stream| stream.settings.is_torch()) {
-        match Device::of(source, stream, asked) {
-            Ok(device) => {
-                sections.extend(device.sections());
-                outcomes.extend(device.answers.iter().map(|answer| device.json(answer)));
-            }
-            Err(why) => refusals.push(format!("cuda:{}: {why}", stream.device)),
-        }
-    }
-    // A device that only holds a few buffers has no training step, and need not have one.
-    if sections.is_empty() {
-        let none = "it has no requests of PyTorch's allocator".to_owned();
-        return Err(refusals.into_iter().next().unwrap_or(none));
-    }
+    let (devices, refusals) = of_devices(trace, |stream| Device::of(source, stream, asked))?;
+    let outcomes: Vec<Json> = (devices.iter())
+        .flat_map(|(_, device)| device.answers.iter().map(|answer| device.json(answer)))
+        .collect();
+    let sections = devices.iter().flat_map(|(_, device)| device.sections()).collect();
     let json = json!({
         "schema": "gputrace.whatif/1",
         "trace": path,

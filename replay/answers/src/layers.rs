@@ -7,25 +7,15 @@ use gputrace_sim::ops::OpStream;
 use gputrace_trace::import::Trace;
 use gputrace_trace::source::Source;
 
-use super::edits::understood;
+use super::edits::{of_devices, understood};
 
 /// The layers of each device of a training run.
 ///
 /// # Errors
 /// Why they are not known.
 pub fn layers(path: &str, source: &Source, trace: &Trace) -> Result<Part, String> {
-    let (mut sections, mut refusals) = (vec![], vec![]);
-    for stream in trace.devices.iter().filter(|stream| stream.settings.is_torch()) {
-        match of(source, stream) {
-            Ok(layers) => sections.push(section(stream.device, &layers)),
-            Err(why) => refusals.push(format!("cuda:{}: {why}", stream.device)),
-        }
-    }
-    // A device that only holds a few buffers has no training step, and need not have one.
-    if sections.is_empty() {
-        let none = "it has no requests of PyTorch's allocator".to_owned();
-        return Err(refusals.into_iter().next().unwrap_or(none));
-    }
+    let (found, _) = of_devices(trace, |stream| of(source, stream))?;
+    let sections = found.iter().map(|(device, layers)| section(*device, layers)).collect();
     Ok(Part { title: path.to_owned(), sections, ..Part::default() })
 }
 

@@ -141,7 +141,7 @@ impl JobReport {
             Verdict::Waits => section.line(
                 Mood::Warning,
                 format!(
-                    "the job is waiting{}; ranks reports a hang once the late rank has been idle for {}",
+                    "the job is waiting{}; it counts as a hang once the late rank has been idle for {}",
                     self.so_far(Severity::Warning),
                     words::time(Nanos(HANG_AFTER))
                 ),

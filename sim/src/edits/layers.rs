@@ -107,10 +107,8 @@ pub(super) fn keep_spans(program: &mut Program<'_>) {
 /// order of the parameters is known, the sizes decide at the edges.
 pub(super) fn of_gradients(program: &Program<'_>, step: &Step, spans: &[Span]) -> Vec<Option<usize>> {
     let gradients: Vec<&Tensor> = step.gradients.iter().map(|index| &program.tensors[*index]).collect();
-    let mut of: Vec<Option<usize>> = gradients
-        .iter()
-        .map(|it| spans.iter().position(|span| span.backward.0 < it.born && it.born <= span.backward.1))
-        .collect();
+    let mut of: Vec<Option<usize>> =
+        gradients.iter().map(|it| spans.iter().position(|span| span.is_backward(it.born))).collect();
     if !program.knows_order {
         return of;
     }

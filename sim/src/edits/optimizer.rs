@@ -7,7 +7,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::program::{NEVER, Phase, Program, Purpose, Tensor};
+use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use crate::ops::OpStream;
 
 /// An optimizer.
@@ -96,21 +96,26 @@ pub(super) fn not_reproduced(recorded: &Program<'_>) -> Option<(u64, u64)> {
     (was.abs_diff(is).saturating_mul(200) > recorded.peak().0).then_some((was, is))
 }
 
+/// Bytes of the state that the optimizer holds at the end of a step, for each gradient in their order: every optimizer of `torch.optim` makes
+/// its state for one parameter after the other. `None` where it does not hold equally many tensors for each.
+pub(super) fn recorded_states(program: &Program<'_>, step: &Step) -> Option<Vec<Vec<u64>>> {
+    let is_state = |it: &&Tensor| it.purpose == Purpose::State && it.is_held_at(step.end);
+    let all: Vec<u64> = program.tensors.iter().filter(is_state).map(|it| it.bytes).collect();
+    let n = step.gradients.len();
+    let of_each = all.len().checked_div(n)?;
+    let states = (0..n).map(|number| all[number * of_each..][..of_each].to_vec());
+    all.len().is_multiple_of(n).then(|| states.collect())
+}
+
 /// Whether the recorded optimizer made its state for the parameters in the order of their gradients. Where it made none, there is no order.
 pub(super) fn is_in_order(program: &Program<'_>) -> bool {
     let Some(step) = program.steps.iter().find(|step| !step.gradients.is_empty()) else { return true };
-    let states: Vec<u64> = (program.tensors.iter())
-        .filter(|it| it.purpose == Purpose::State && it.phase == Phase::Update && it.freed > step.end)
-        .map(|it| it.bytes)
-        .collect();
-    let of_each = states.len() / step.gradients.len();
-    if of_each == 0 {
+    if program.optimizer.optimizer == Some(Optimizer::Adafactor) {
         return true;
     }
-    let largest = states.chunks(of_each).map(|own| own.iter().max().copied().unwrap_or(0));
     let gradients = step.gradients.iter().map(|index| program.tensors[*index].bytes);
-    let is_factored = program.optimizer.optimizer == Some(Optimizer::Adafactor);
-    is_factored || states.len().is_multiple_of(step.gradients.len()) && largest.eq(gradients)
+    let is_as_large = |(own, bytes): (Vec<u64>, u64)| own.iter().max().is_none_or(|most| *most == bytes);
+    recorded_states(program, step).is_some_and(|states| states.into_iter().zip(gradients).all(is_as_large))
 }
 
 /// Takes the recorded optimizer's tensors out, and puts those of another in. `owned` chooses and orders what is updated here, of the sizes of

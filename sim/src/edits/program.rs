@@ -146,6 +146,33 @@ pub(super) struct Span {
     pub(super) backward: (u64, u64),
 }
 
+impl Span {
+    /// Whether a moment is in the layer's backward pass.
+    pub(super) fn is_backward(&self, at: u64) -> bool {
+        self.backward.0 < at && at <= self.backward.1
+    }
+}
+
+/// The most bytes that tensors hold at one moment, and that moment.
+pub(super) fn peak_of<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> (u64, u64) {
+    let mut changes: Vec<(u64, bool, u64)> = vec![];
+    for tensor in tensors {
+        changes.push((tensor.born, true, tensor.bytes));
+        if tensor.freed != NEVER {
+            changes.push((tensor.freed, false, tensor.bytes));
+        }
+    }
+    changes.sort_unstable();
+    let (mut held, mut most) = (0u64, (0, 0));
+    for (at, is_born, bytes) in changes {
+        held = if is_born { held + bytes } else { held.saturating_sub(bytes) };
+        if held > most.0 {
+            most = (held, at);
+        }
+    }
+    most
+}
+
 /// A program that can be edited.
 #[derive(Clone)]
 pub struct Program<'a> {
@@ -469,6 +496,10 @@ impl<'a> Program<'a> {
         let is_kept = |it: &Tensor| it.phase == Phase::Forward && it.freed > start && it.freed <= update;
         let Some(first) = own.clone().find(|index| is_kept(&self.tensors[*index])) else { return after };
         let held = self.tensors[first].born;
+        let is_again = |it: &Tensor| it.phase == Phase::Forward && it.stack == self.tensors[first].stack;
+        if !self.tensors[own.start..first].iter().any(is_again) {
+            return after;
+        }
         let before = self.tensors[own.start..first].iter().rev().take(BEFORE);
         let begin = before.take_while(|it| it.freed > held || it.phase == Phase::Outside).last();
         begin.map_or(held, |it| it.born) - 1
@@ -558,22 +589,7 @@ impl<'a> Program<'a> {
 
     /// The most bytes requested at one moment, and that moment.
     pub(super) fn peak(&self) -> (u64, u64) {
-        let mut changes: Vec<(u64, bool, u64)> = vec![];
-        for tensor in &self.tensors {
-            changes.push((tensor.born, true, tensor.bytes));
-            if tensor.freed != NEVER {
-                changes.push((tensor.freed, false, tensor.bytes));
-            }
-        }
-        changes.sort_unstable();
-        let (mut held, mut most) = (0u64, (0, 0));
-        for (at, is_born, bytes) in changes {
-            held = if is_born { held + bytes } else { held.saturating_sub(bytes) };
-            if held > most.0 {
-                most = (held, at);
-            }
-        }
-        most
+        peak_of(&self.tensors)
     }
 
     /// In which part of a step a moment is.

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::layers;
-use super::program::{NEVER, Phase, Program, Purpose, Span, Step, Tensor};
+use super::program::{NEVER, Phase, Program, Purpose, Span, Step, Tensor, peak_of};
+use super::{layers, optimizer};
 
 /// What a layer, or everything beside the layers, takes. Bytes as requested.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -50,7 +50,7 @@ impl Program<'_> {
         let Some(number) = numbers.find(has_gradients).or(self.steps.len().checked_sub(1)) else {
             return Layers::default();
         };
-        let step = &self.steps[number];
+        let step = &self.steps[number].micro_batches(self)[0];
         let stretches = layers::of(self, step);
         let spans: Vec<Span> = stretches
             .iter()
@@ -107,7 +107,8 @@ impl Program<'_> {
     /// The same of the optimizer's state.
     fn state_left(&self, step: &Step, owned: &Owned, of_layers: &Layer) -> Option<u64> {
         owned.state.as_ref()?;
-        Some(states(self, step).sum::<u64>().saturating_sub(of_layers.state.unwrap_or(0)))
+        let all: u64 = optimizer::recorded_states(self, step)?.iter().flatten().sum();
+        Some(all.saturating_sub(of_layers.state.unwrap_or(0)))
     }
 
     /// Nanoseconds from the first of these tensors to the one after the last.
@@ -141,16 +142,10 @@ impl Program<'_> {
             gradients: gradients.iter().map(|member| self.tensors[step.gradients[*member]].bytes).sum(),
             state: sum(&owned.state),
             kept: kept.iter().map(|it| it.bytes).sum(),
-            forward: most_at_once(&passing),
-            backward: most_at_once(&backward),
+            forward: peak_of(&passing).0,
+            backward: peak_of(&backward).0,
             ..Layer::default()
         }
-    }
-}
-
-impl Span {
-    fn is_backward(&self, born: u64) -> bool {
-        self.backward.0 < born && born <= self.backward.1
     }
 }
 
@@ -160,19 +155,6 @@ impl Layer {
         self.parameters = sum(self.parameters, other.parameters);
         self.state = sum(self.state, other.state);
     }
-}
-
-/// The most bytes that these hold at one moment.
-fn most_at_once(tensors: &[Tensor]) -> u64 {
-    let mut changes: Vec<(u64, bool, u64)> =
-        tensors.iter().flat_map(|it| [(it.born, true, it.bytes), (it.freed, false, it.bytes)]).collect();
-    changes.sort_unstable();
-    let (mut held, mut most) = (0u64, 0);
-    for (_, is_born, bytes) in changes {
-        held = if is_born { held + bytes } else { held.saturating_sub(bytes) };
-        most = most.max(held);
-    }
-    most
 }
 
 /// Bytes that belong to each gradient of a step, in their order.
@@ -189,20 +171,8 @@ impl Owned {
         let sizes: Vec<u64> = step.gradients.iter().map(|index| program.tensors[*index].bytes).collect();
         let parameters = program.parameters_of(&sizes).into_iter();
         let parameters = parameters.map(|index| index.map_or(0, |index| program.tensors[index].bytes));
-        // Every optimizer of `torch.optim` makes its state for one parameter after the other.
-        let state: Vec<u64> = states(program, step).collect();
-        let is_equal = !sizes.is_empty() && state.len().is_multiple_of(sizes.len());
-        let of_each = state.len() / sizes.len().max(1);
-        let state = is_equal.then(|| match of_each {
-            0 => vec![0; sizes.len()],
-            _ => state.chunks(of_each).map(|own| own.iter().sum()).collect(),
-        });
+        let state = optimizer::recorded_states(program, step);
+        let state = state.map(|state| state.iter().map(|own| own.iter().sum()).collect());
         Owned { parameters: Some(parameters.collect()), state }
     }
-}
-
-/// Bytes of what the optimizer keeps at the end of a step, in the order of their births.
-fn states<'a>(program: &'a Program<'_>, step: &'a Step) -> impl Iterator<Item = u64> + 'a {
-    let is_state = |it: &&Tensor| it.purpose == Purpose::State && it.is_held_at(step.end);
-    program.tensors.iter().filter(is_state).map(|it| it.bytes)
 }

@@ -207,7 +207,7 @@ pub fn reproduce(source: &Source, device: Option<u32>, is_whole: bool) -> Result
     let refusal =
         follower.refusal.filter(|it| device.is_none_or(|wanted| i64::from(wanted) == i64::from(it.device)));
     let Refusal { device: of, memory: refused, n_steps, n_looks } = refusal.ok_or(
-        "the driver refused no request outside PyTorch's allocator, of this device; without --cuda the command reproduces PyTorch's own",
+        "the driver refused no request of this device outside PyTorch's allocator; without --cuda the command reproduces PyTorch's own",
     )?;
     let refused = match refused {
         Some(it) if it.how != How::Managed => it,
@@ -273,24 +273,6 @@ fn room(looks: &[u64], now: u64, most: u64, refused: u64, notes: &mut Vec<String
 }
 
 impl Reproduction {
-    /// Bytes of the device that are served at most before the last request.
-    fn served(&self) -> u64 {
-        let (mut held, mut most) = (0u64, 0);
-        let bytes = |number: usize| match self.memory[number] {
-            // It may be in the host's memory.
-            Memory { how: How::Managed, .. } => 0,
-            Memory { bytes, .. } => bytes,
-        };
-        for step in &self.steps {
-            match *step {
-                Move::Get(number) => held += bytes(number),
-                Move::Give(number) => held = held.saturating_sub(bytes(number)),
-            }
-            most = held.max(most);
-        }
-        most
-    }
-
     /// What was given back does not matter, and of each kind the sum of what lives does.
     fn shrunk(self) -> Reproduction {
         let mut sums: HashMap<How, u64> = HashMap::new();
@@ -399,7 +381,10 @@ pub fn cuda(of: &Reproduction) -> String {
     line(&mut text, &format!("    const size_t ROOM = {};  // for all that follows, bytes", size(of.room)));
     line(
         &mut text,
-        &format!("    const size_t SERVED = {};  // of that, before the last request", size(of.served())),
+        &format!(
+            "    const size_t SERVED = {};  // of that, before the last request",
+            size(amounts(&of.memory, &of.steps).1)
+        ),
     );
     text.push_str(BALLAST);
     text.push_str(&body(of));

@@ -222,26 +222,18 @@ mod tests {
     #[test]
     fn a_pool_that_was_open_before_the_recording_began_serves_what_was_asked_until_it_is_closed() {
         // 1500 MiB were refused while 2000 MiB lay free: they were in a pool that somebody held.
-        let in_pool: String = (0..4u64)
-            .map(|n| {
-                let at = 0x4000_0000 + n * 0x4000_0000;
+        let tensors = |n: u64, first: u64, mib: u64| -> String {
+            let tensor = |at: u64| {
                 format!(
-                    "Alloc addr={at:#x} bytes=500M {BY}
-                    block addr={at:#x} bytes=500M requested=500M\n"
+                    "Alloc addr={at:#x} bytes={mib}M {BY}
+                    block addr={at:#x} bytes={mib}M requested={mib}M\n"
                 )
-            })
-            .collect();
+            };
+            (0..n).map(|index| tensor(first + index * 0x4000_0000)).collect()
+        };
+        let (in_pool, outside) = (tensors(4, 0x4000_0000, 500), tensors(3, 0x4_0000_0000, 400));
         let freed: String =
             (1..5u64).map(|n| format!("free addr={:#x} bytes=500M\n", n * 0x4000_0000)).collect();
-        let outside: String = (0..3u64)
-            .map(|n| {
-                let at = 0x4_0000_0000 + n * 0x4000_0000;
-                format!(
-                    "Alloc addr={at:#x} bytes=400M {BY}
-                    block addr={at:#x} bytes=400M requested=400M\n"
-                )
-            })
-            .collect();
         let trace = requests(&format!(
             "note torch.pools=seen
             {in_pool}
