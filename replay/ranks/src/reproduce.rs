@@ -75,11 +75,11 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
         }
     }
     if let Some(rank) = missing.first() {
-        let others = match missing.len() {
-            1 => String::new(),
-            n => format!(", nor have {} others", n - 1),
+        let what = match missing.len() {
+            1 => format!("rank {rank} has no trace"),
+            n => format!("{n} ranks have no trace, rank {rank} the first"),
         };
-        return Err(format!("rank {rank} has no trace{others}: whether its calls differ is not known"));
+        return Err(format!("{what}: whether all calls fit together is not known"));
     }
     if !is_unequal {
         return Err(
