@@ -24,33 +24,39 @@ const PART: u64 = 4;
 pub(crate) struct Growth {
     began: Instant,
     not_before: Instant,
+    /// Chunks that are to have memory.
+    wanted: u32,
 }
 
 impl Growth {
     pub(crate) fn new() -> Growth {
         let began = Instant::now();
-        Growth { began, not_before: began }
+        Growth { began, not_before: began, wanted: 0 }
     }
 
-    /// Gives the ring more memory if it is time for that, or threads have used half of what it has.
-    pub(crate) fn step(&mut self, file: &MapFile) {
+    /// Gives the ring a little more memory if it is time for that, or threads have used half of what it has. Whether it should have more
+    /// still: memory that the machine itself has to find first can take a second, for which nobody waits who wants an answer.
+    pub(crate) fn step(&mut self, file: &MapFile) -> bool {
         let map = file.map();
         let (n_usable, n_chunks) = (map.n_usable(), map.n_chunks());
         if n_usable >= n_chunks {
-            return;
+            return false;
         }
         let now = Instant::now();
         let n_free = map.header().free_chunks.value.load(Ordering::Relaxed);
-        let wanted = if n_free < n_usable / 2 {
-            n_usable.saturating_mul(2).max(n_usable.saturating_add(STEP))
-        } else if now - self.began >= ALL_AFTER {
-            n_usable.saturating_add(STEP)
-        } else {
-            return;
-        };
-        if now >= self.not_before && !grow(file, map, wanted.min(n_chunks)) {
-            self.not_before = now + AGAIN_AFTER;
+        let next = n_usable.saturating_add(STEP).min(n_chunks);
+        if n_free < n_usable / 2 {
+            self.wanted = self.wanted.max(n_usable.saturating_mul(2));
         }
+        let is_wanted = n_usable < self.wanted.min(n_chunks) || now - self.began >= ALL_AFTER;
+        if !is_wanted || now < self.not_before {
+            return false;
+        }
+        if !grow(file, map, next) {
+            self.not_before = now + AGAIN_AFTER;
+            return false;
+        }
+        next < self.wanted.min(n_chunks)
     }
 }
 

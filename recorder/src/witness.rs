@@ -157,13 +157,13 @@ impl Witness {
         Watch(self)
     }
 
-    /// Gives the ring of a process that runs more memory, if it is time for that.
+    /// Gives the ring of a process that runs more memory, if it is time for that, and looks after each piece of it.
     pub(crate) fn grow(&self, ring: &MapFile) {
-        if self.folder.is_some()
+        while self.folder.is_some()
             && self.map.header().process.value.load(Ordering::Acquire) == RUNNING
-            && let Ok(mut growth) = self.growth.try_lock()
+            && self.growth.try_lock().is_ok_and(|mut growth| growth.step(ring))
         {
-            growth.step(ring);
+            self.look();
         }
     }
 

@@ -193,26 +193,35 @@ struct Extent {
     end: AtomicU64,
 }
 
+/// The recorder is writing the ranges, or was ended while it did: nothing is known of any address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Changing;
+
 impl Extents {
-    /// First byte of the range that holds `address`, and the one after the last. `None` if there is none, or the recorder is writing.
-    #[must_use]
-    pub fn find(&self, address: u64) -> Option<(u64, u64)> {
+    /// First byte of the range that holds `address`, and the one after the last; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Changing`], which says nothing about the address.
+    pub fn find(&self, address: u64) -> Result<Option<(u64, u64)>, Changing> {
         // SYNC: nothing below is of an earlier version.
         let before = self.version.load(Ordering::Acquire);
-        let n = (self.n.load(Ordering::Relaxed) as usize).min(N_EXTENTS);
-        let after =
-            self.ranges.get(..n)?.partition_point(|range| range.start.load(Ordering::Relaxed) <= address);
-        let range = self.ranges.get(after.checked_sub(1)?)?;
+        let n = (self.n.load(Ordering::Acquire) as usize).min(N_EXTENTS);
+        let ranges = self.ranges.get(..n).unwrap_or_default();
         // SYNC: whatever was read of a later version, its odd number is seen below.
-        let (start, end) = (range.start.load(Ordering::Acquire), range.end.load(Ordering::Acquire));
-        let is_whole = before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before;
-        if !is_whole || address < start || address >= end {
-            return None;
+        let after = ranges.partition_point(|range| range.start.load(Ordering::Acquire) <= address);
+        let range = after.checked_sub(1).and_then(|index| ranges.get(index));
+        let range =
+            range.map(|range| (range.start.load(Ordering::Acquire), range.end.load(Ordering::Acquire)));
+        if !before.is_multiple_of(2) || self.version.load(Ordering::Relaxed) != before {
+            return Err(Changing);
         }
+        let Some((start, end)) = range.filter(|(start, end)| (*start..*end).contains(&address)) else {
+            return Ok(None);
+        };
         if self.is_used.load(Ordering::Relaxed) == 0 {
             self.is_used.store(1, Ordering::Relaxed);
         }
-        Some((start, end))
+        Ok(Some((start, end)))
     }
 
     /// Whether a thread has used a range since this was asked last.
@@ -641,21 +650,31 @@ mod tests {
     #[test]
     fn a_range_is_found_by_each_address_in_it() {
         let extents = extents();
-        assert_eq!(extents.find(0x1000), None);
+        assert_eq!(extents.find(0x1000), Ok(None));
         let ranges: Vec<(u64, u64)> = (1..=3000).map(|n| (n * 0x2000, n * 0x2000 + 0x1000)).collect();
         extents.set(&ranges);
         assert!(!extents.take_use());
         for (start, end) in &ranges {
-            assert_eq!(extents.find(start - 1), None);
-            assert_eq!(extents.find(*start), Some((*start, *end)));
-            assert_eq!(extents.find(end - 1), Some((*start, *end)));
-            assert_eq!(extents.find(*end), None);
+            assert_eq!(extents.find(start - 1), Ok(None));
+            assert_eq!(extents.find(*start), Ok(Some((*start, *end))));
+            assert_eq!(extents.find(end - 1), Ok(Some((*start, *end))));
+            assert_eq!(extents.find(*end), Ok(None));
         }
         assert!(extents.take_use() && !extents.take_use());
         extents.set(&[(0x2000, 0x3000)]);
-        assert_eq!((extents.find(0x2fff), extents.find(0x4000)), (Some((0x2000, 0x3000)), None));
+        assert_eq!((extents.find(0x2fff), extents.find(0x4000)), (Ok(Some((0x2000, 0x3000))), Ok(None)));
         extents.set(&[]);
-        assert_eq!(extents.find(0x2fff), None);
+        assert_eq!(extents.find(0x2fff), Ok(None));
+    }
+
+    #[test]
+    fn an_address_that_is_not_found_while_ranges_change_may_be_there() {
+        let extents = extents();
+        extents.set(&[(0x2000, 0x3000)]);
+        extents.version.store(extents.version.load(Ordering::Relaxed) | 1, Ordering::Relaxed);
+        assert_eq!((extents.find(0x2000), extents.find(0x9000)), (Err(Changing), Err(Changing)));
+        extents.set(&[(0x2000, 0x3000)]);
+        assert_eq!((extents.find(0x2000), extents.find(0x9000)), (Ok(Some((0x2000, 0x3000))), Ok(None)));
     }
 
     #[test]
@@ -663,8 +682,8 @@ mod tests {
         let extents = extents();
         let range = |n: usize| ((n as u64) << 16, ((n as u64) << 16) + 4096);
         extents.set(&(1..=N_EXTENTS + 1).map(range).collect::<Vec<_>>());
-        assert_eq!(extents.find(range(N_EXTENTS).0), Some(range(N_EXTENTS)));
-        assert_eq!(extents.find(range(N_EXTENTS + 1).0), None);
+        assert_eq!(extents.find(range(N_EXTENTS).0), Ok(Some(range(N_EXTENTS))));
+        assert_eq!(extents.find(range(N_EXTENTS + 1).0), Ok(None));
     }
 
     #[test]
@@ -681,7 +700,8 @@ mod tests {
             });
             while !is_over.load(Ordering::Relaxed) {
                 let found = extents.find(0x3800);
-                assert!([None, Some(low[0]), Some(high[0])].contains(&found), "{found:x?}");
+                let possible = [Err(Changing), Ok(None), Ok(Some(low[0])), Ok(Some(high[0]))];
+                assert!(possible.contains(&found), "{found:x?}");
             }
         });
     }

@@ -312,7 +312,8 @@ fn note_silence(own: &Own) {
 /// Byte after the last of the mapping that holds this address, if the recorder has found it. The address is one of a stack on which the
 /// calling thread runs, so that the mapping is there.
 pub(crate) fn end_of_mapping(at: u64) -> Option<u64> {
-    read_header(own()?, |header| header.extents.find(at)).flatten().map(|(_, end)| end)
+    let found = read_header(own()?, |header| header.extents.find(at).ok().flatten());
+    found.flatten().map(|(_, end)| end)
 }
 
 /// As [`end_of_mapping`], and has the recorder look for it. `None` if it takes too long, or cannot see the process's mappings.
@@ -335,7 +336,9 @@ pub(crate) fn find_end_of_mapping(at: u64) -> Option<u64> {
     let look = |header: &Header| {
         // SYNC: what the recorder has found.
         let n = header.sandbox.stacks_sought.load(Ordering::Acquire);
-        found = header.extents.find(at);
+        // While ranges change, one that is there may not be found.
+        let Ok(range) = header.extents.find(at) else { return false };
+        found = range;
         found.is_some() || sought.get().is_some_and(|before| before != n)
     };
     if !wait(&|what| read_header(own, what).is_some(), put, look) {
