@@ -49,8 +49,8 @@ Examples:
   gputrace predict batch=4:job4/ batch=8:job8/ --at batch=32
   gputrace predict batch=4 batch=8 --fit batch -- python train.py --batch {batch}")]
 pub(super) struct PredictArgs {
-    /// Values and traces of two runs of a program, plus one per further variable. TRACE is a trace or PyTorch snapshot (plain or
-    /// .gz) of one process, or a folder with one per rank. Runs without one, such as batch=4, are recorded first
+    /// Values and traces of at least two runs of a program, and one more per further variable. TRACE is a trace or PyTorch
+    /// snapshot (plain or .gz) of one process, or a folder with one per rank. Runs without one, such as batch=4, are recorded first
     #[arg(required = true, num_args = 2.., value_name = "NAME=N[,NAME=N]:TRACE", value_parser = OsStringValueParser::new().try_map(recorded))]
     runs: Vec<Run>,
 

@@ -67,11 +67,11 @@ pub(super) struct MachineArgs {
     #[arg(long, value_name = "BYTES", value_parser = capacity)]
     device_memory: Option<u64>,
 
-    /// Memory of the process, such as 40GB, including --other
+    /// Memory limit of the process, such as 40GB, including --other
     #[arg(long, value_name = "BYTES", value_parser = capacity)]
     limit: Option<u64>,
 
-    /// Memory of contexts, code and libraries [default: as recorded over time; unknown for snapshots]
+    /// Part of the limit for contexts, code and libraries [default: as recorded over time; unknown for snapshots]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     other: Option<u64>,
 }
