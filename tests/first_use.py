@@ -433,7 +433,7 @@ def force_is_one_letter(desk):
 @point("low 5", "`symbolize`: no such verb")
 def both_spellings_are_understood(desk):
     seen = desk.sh("gputrace symbolize --help")
-    must(seen.code == 0 and "Names the native frames" in seen.out, seen)
+    must(seen.code == 0 and "Name the native frames" in seen.out, seen)
     return seen.out.splitlines()[0]
 
 

@@ -73,12 +73,13 @@ impl AsRef<Path> for Named {
 /// What shells complete a [`Named`] with.
 pub(crate) const FILES: ValueHint = ValueHint::AnyPath;
 
+/// Help of an argument that takes any traces.
+pub(crate) const TRACES: &str = "Traces, PyTorch snapshots (plain or .gz), or folders of them; - for stdin";
+
 /// Which traces to read.
 #[derive(Args)]
 pub(crate) struct TraceArgs {
-    /// Traces made by `gputrace record`, or PyTorch snapshots (plain or .gz); several at once, or folders with them, for the
-    /// processes of a job; - for the standard input
-    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES, help = TRACES)]
     traces: Vec<Named>,
 }
 
@@ -176,19 +177,19 @@ pub(crate) fn kept(file: File) -> PathBuf {
 /// Which moment to look at.
 #[derive(Args)]
 pub(crate) struct WhenArgs {
-    /// At the device's peak (the default of verbs that show one moment)
+    /// At the device's peak, the default for a single moment
     #[arg(long, conflicts_with_all = ["at", "end"])]
     peak: bool,
-    /// This long after the start of the trace: 1.5s, 200ms, 2m, 1:30, or nanoseconds
+    /// At this time after the start: 1.5s, 200ms, 2m, 1:30, or nanoseconds
     #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "end")]
     at: Option<u64>,
-    /// At the device's peak between two times: 10s..20s; one of them may be left out
+    /// At the peak between two times: 10s..20s, 10s.. or ..20s
     #[arg(long, value_name = "A..B", value_parser = range, conflicts_with_all = ["peak", "at", "end"])]
     range: Option<When>,
-    /// At the device's peak in a step of training, as `report` numbers them
+    /// At the peak of a training step, as numbered by `report`
     #[arg(long, value_name = "N", conflicts_with_all = ["peak", "at", "end", "range"])]
     step: Option<u64>,
-    /// At the end
+    /// At the end of the trace
     #[arg(long)]
     end: bool,
 }
@@ -301,7 +302,7 @@ pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
 /// Which frames to show.
 #[derive(Args)]
 pub(crate) struct NativeArgs {
-    /// Show native frames beside those of Python
+    /// Show native frames beside Python frames
     #[arg(long)]
     native: bool,
 }
@@ -315,10 +316,10 @@ impl NativeArgs {
 /// How to show it.
 #[derive(Args, Default)]
 pub(crate) struct ShowArgs {
-    /// Write JSON: bytes and nanoseconds as integers
+    /// Write JSON, with integer bytes and nanoseconds
     #[arg(long)]
     pub(crate) json: bool,
-    /// Use colours; `auto` asks the terminal, NO_COLOR and CLICOLOR_FORCE
+    /// Use colours; `auto` follows the terminal, NO_COLOR and CLICOLOR_FORCE
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     color: Color,
 }

@@ -34,20 +34,20 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How long recorders may take to finish when the program has ended.
 const ENDING: Duration = Duration::from_secs(12);
 
-/// Watches the traces of a recorded program for conditions; started by gputrace record
+/// Watch the traces of a recorded program for conditions; started by gputrace record
 #[derive(Args)]
 #[command(hide = true)]
 pub(super) struct AlarmArgs {
-    /// When the job began
+    /// Start of the job
     #[arg(long)]
     began: String,
-    /// A condition
+    /// Condition
     #[arg(long)]
     alert: Vec<Alert>,
-    /// What to run when one comes true
+    /// Command to run when a condition becomes true
     #[arg(long)]
     on_alert: Option<OsString>,
-    /// Do it as nobody's child
+    /// Run without a parent
     #[arg(long)]
     detach: bool,
 }

@@ -31,71 +31,72 @@ const TIDYING: Duration = Duration::from_secs(2);
 /// What attaching and detaching may take beside the waits that the user bounds.
 const ELSE: Duration = Duration::from_secs(10);
 
-/// Begins a recording of a process that runs already
+/// Record a process that is already running
 ///
-/// If libgputrace.so sleeps in it (it was started with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant), the recording begins with its
-/// next call, and what it holds then is in the trace too, as of when it was given out. If not, the library is brought in: one of its
-/// threads is stopped for less than a millisecond, no code is changed, and what it was given before is not in the trace (x86-64, glibc;
-/// the same rights as for a debugger). `gputrace detach` ends the recording and leaves the process as it was; `gputrace ps` lists who can
-/// be attached to, and why not.
+/// If it was started with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant, recording begins with its next call, and the trace
+/// includes the memory that it already holds, with the time of allocation. Otherwise the library is loaded into it: one thread stops for less than a
+/// millisecond, no code changes, and of earlier memory the trace has only PyTorch's blocks (x86-64, glibc; needs the
+/// permissions of a debugger). `gputrace ps` lists the processes that you can attach to, and `gputrace detach` ends the
+/// recording.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  LD_PRELOAD=libgputrace.so GPUTRACE=dormant python train.py   # costs nothing until
-  gputrace attach 4711                                         # ... somebody wants to know
+  LD_PRELOAD=libgputrace.so GPUTRACE=dormant python train.py   # not recorded yet
+  gputrace attach 4711                                         # records from now on
   gputrace attach -o /tmp/grows.gtr --stacks all 4711
-  gputrace attach --snapshot 4711                              # who holds what now; leaves nothing running")]
+  gputrace attach --snapshot 4711                              # what is held now")]
 pub(super) struct AttachArgs {
-    /// The process
+    /// Process ID
     pid: u32,
-    /// Where the trace goes, as for `record`; `gputrace-%e.%h.%p.%n.gtr` here by default
+    /// Folder or name of the trace, as for `record` [default: gputrace-%e.%h.%p.%n.gtr]
     #[arg(short, long, value_name = "PATTERN")]
     output: Option<String>,
-    /// Which frames stacks have, as for `record`
+    /// Call stacks to record, as for `record`
     #[arg(long, value_enum)]
     stacks: Option<Stacks>,
-    /// How long to wait for the process's next call, or for a thread of it that can be stopped, in seconds
+    /// Seconds to wait for the next call, or for a thread that can be stopped
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     timeout: u32,
-    /// One picture of who holds what now: what is held is recorded, the process let go, and `report --end` shown
+    /// Record only what is held now, detach, and show `report --end`
     #[arg(long)]
     snapshot: bool,
-    /// This is the child that does the work
+    /// Run as the child that does the work
     #[arg(long, hide = true)]
     in_child: bool,
 }
 
-/// Ends a recording that `attach` began
+/// End a recording that `attach` began
 ///
-/// The trace is complete, the process runs on without being recorded, and can be attached to again.
+/// The trace is then complete. The process runs on, and you can attach to it again.
 #[derive(Args)]
 #[command(after_help = "\
 Example:
   gputrace detach 4711")]
 pub(super) struct DetachArgs {
-    /// The process
+    /// Process ID
     pid: u32,
-    /// How long to wait for the process's next call and for the trace, in seconds
+    /// Seconds to wait for the next call and for the trace
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     timeout: u32,
-    /// This is the child that does the work
+    /// Run as the child that does the work
     #[arg(long, hide = true)]
     in_child: bool,
 }
 
-/// Lists the processes of this machine that use a GPU, and whether they are or can be recorded
+/// List the processes that use a GPU here, and whether they are or can be recorded
 ///
-/// Of each that cannot be recorded: why, and what to change. Below them: what recordings left behind in memory, and what to do about it.
+/// If a process cannot be recorded, `ps` shows why, and what to change. It also lists what recordings left in memory, and
+/// what to do about it.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace ps
   gputrace ps --json | jq '.processes[] | select(.can_attach) | .pid'")]
 pub(super) struct PsArgs {
-    /// JSON for scripts (docs/schemas/ps.v1.json)
+    /// Write JSON (docs/schemas/ps.v1.json)
     #[arg(long)]
     json: bool,
-    /// This is the child that does the work
+    /// Run as the child that does the work
     #[arg(long, hide = true)]
     in_child: bool,
 }

@@ -23,7 +23,7 @@ use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<BudgetArgs>("budget", run).of_summaries().of_replays();
 
-/// Shows what a server's memory goes to: weights, KV cache, graphs, the rest, in rows that sum to the driver's figure
+/// Split a server's memory into weights, KV cache, graphs and the rest, in rows that sum to the driver's figure
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -32,19 +32,18 @@ Examples:
   gputrace budget --between sleep,wake server.gtr
   gputrace budget --between 10s,20s --json server.gtr
 
-The columns: when weights, caches and graphs were there (ready), when most was held (peak), and the end. The largest KV cache that
-would still fit is found by replaying the run with a larger cache.")]
+Columns: ready (weights, caches and graphs exist), peak, end. To find the largest KV cache that fits, `budget` replays the \
+run with larger ones.")]
 pub(super) struct BudgetArgs {
-    /// gputrace trace or PyTorch snapshot (plain or .gz), or what `gputrace reduce` made of a server's
+    /// Trace or PyTorch snapshot (plain or .gz), or the summary of a server from `gputrace reduce`
     #[arg(value_name = "TRACE|DIR", value_hint = FILES)]
     trace: Named,
 
-    /// Who did not give back between two NVTX marks (or begins of ranges), or two times after the start of the trace
+    /// Show what was not freed between two NVTX marks (or starts of ranges), or two times after the start
     #[arg(long, value_name = "A,B", value_parser = instants)]
     between: Option<[Instant; 2]>,
 
-    /// The largest KV cache if the process used this share of the card: what vLLM calls --gpu-memory-utilization; may be
-    /// given several times
+    /// Find the largest KV cache for this share of the card, vLLM's --gpu-memory-utilization (repeatable)
     #[arg(long, value_name = "SHARE", value_parser = share)]
     utilization: Vec<f64>,
 

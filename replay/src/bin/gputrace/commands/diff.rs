@@ -18,7 +18,7 @@ use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<DiffArgs>("diff", run).of_summaries();
 
-/// Shows what one run held more than another: peaks, and by call site, owner and size
+/// Show how the memory of two runs differs: peaks, owners, call sites, sizes
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -27,34 +27,33 @@ Examples:
   gputrace diff --from step:3 --to step:90 train.gtr
   gputrace diff --fail-on-increase 5% main.gtr branch.gtr
 
-Two steps, or other moments, of one trace are compared by --from and --to with a single file: --by then says in what, as \
-`gputrace diff --from step:3 --to step:90 --by site --by size train.gtr`.")]
+With one file, --from and --to compare two moments of it: `gputrace diff --from step:3 --to step:90 --by site --by size train.gtr`.")]
 pub(super) struct DiffArgs {
-    /// The trace or snapshot to compare with
+    /// Trace or snapshot to compare with
     #[arg(value_name = "BEFORE", value_hint = FILES)]
     before: Named,
 
-    /// The trace or snapshot that may have changed [default: BEFORE at another moment, named by --from and --to]
+    /// Trace or snapshot that may have changed [default: BEFORE, at other moments (--from, --to)]
     #[arg(value_name = "AFTER", required_unless_present_any = ["from", "to"], value_hint = FILES)]
     after: Option<Named>,
 
-    /// The moment of BEFORE, where it is not that of AFTER: peak, end, step:3, 10s..20s (its peak), or a time such as 12.5s
+    /// Moment of BEFORE, if not that of AFTER: peak, end, step:3, 10s..20s (its peak), or a time such as 12.5s
     #[arg(long, value_name = "MOMENT", value_parser = show::moment)]
     from: Option<When>,
 
-    /// The moment of AFTER
+    /// Moment of AFTER
     #[arg(long, value_name = "MOMENT", value_parser = show::moment)]
     to: Option<When>,
 
-    /// What to compare; may be given several times
+    /// What to compare (repeatable)
     #[arg(long, value_parser = show::one_of(By::ALL), value_name = "WHAT", default_values = ["owner", "site", "size"])]
     by: Vec<By>,
 
-    /// Exit with status 1 if a peak rose by more than this, 2 if that cannot be told: losses, damage, no memory to compare
+    /// Exit with status 1 if a peak rose by more than this, 2 if unknown: losses, damage, no memory to compare
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     fail_on_increase: Option<f64>,
 
-    /// Rows to show in each table
+    /// Rows per table
     #[arg(long, value_name = "N", default_value = "20")]
     rows: usize,
 

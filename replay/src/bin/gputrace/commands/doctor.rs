@@ -26,17 +26,17 @@ pub(super) const VERB: Verb = Verb::new::<DoctorArgs>("doctor", run);
 /// Less than this in /dev/shm, and a ring may not fit.
 const SMALL_SHM: u64 = 256 << 20;
 
-/// Checks whether recording can work here, with a given program, or what is wrong with a trace
+/// Check whether recording works here or with a given program, or what is wrong with a trace
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace doctor
   gputrace doctor ./my_program train.gtr")]
 pub(super) struct DoctorArgs {
-    /// Traces to check, and programs to be recorded
+    /// Traces to check, and programs to record
     #[arg(value_name = "TRACE|PROGRAM", value_hint = FILES)]
     subjects: Vec<Named>,
-    /// List every function that is hooked
+    /// List every hooked function
     #[arg(long)]
     hooks: bool,
     #[command(flatten)]

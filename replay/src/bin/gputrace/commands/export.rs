@@ -14,12 +14,12 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::objects;
-use crate::show::{self, FILES, Named, NativeArgs, WhenArgs, complain};
+use crate::show::{self, FILES, Named, NativeArgs, TRACES, WhenArgs, complain};
 use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<ExportArgs>("export", run);
 
-/// Writes a trace for other tools
+/// Write a trace for other tools
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -28,19 +28,18 @@ Examples:
   gputrace export --format torch-pickle -o train.pickle train.gtr     # for pytorch.org/memory_viz
   gputrace export --format csv --device 0 snapshot.pickle.gz | head")]
 pub(super) struct ExportArgs {
-    /// Gputrace traces or PyTorch snapshots (plain or .gz); several where the format takes the ranks of a job
-    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES, help = TRACES)]
     traces: Vec<Named>,
 
-    /// What to write
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", value_parser = formats())]
     format: String,
 
-    /// File to write [default: standard output]
+    /// File to write [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Overwrite a file that exists
+    /// Overwrite existing files
     #[arg(short = 'F', long)]
     force: bool,
 
@@ -52,11 +51,11 @@ pub(super) struct ExportArgs {
     #[arg(long, value_name = "OTHER", value_hint = FILES)]
     diff: Option<Named>,
 
-    /// Include memory that is not PyTorch's, as segments of its own (torch-pickle)
+    /// Include memory outside PyTorch, as separate segments (torch-pickle)
     #[arg(long)]
     non_torch: bool,
 
-    /// Hide paths, arguments, host names and identifiers of the machine
+    /// Hide paths, arguments, host names and machine identifiers
     #[arg(long)]
     redact: bool,
 

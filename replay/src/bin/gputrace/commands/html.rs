@@ -24,7 +24,7 @@ use crate::show::{self, TraceArgs, complain};
 
 pub(super) const VERB: Verb = Verb::new::<HtmlArgs>("html", run).of_replays();
 
-/// Writes a page for any browser: the verdict, memory over time, the address map, what-ifs, ranks, and every table
+/// Write a page for any browser: verdict, memory over time, address map, what-ifs, ranks, tables
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -32,21 +32,20 @@ Examples:
   gputrace html job/ -o job.html            # all ranks of a job
   gputrace html --redact -o shown.html snapshot.pickle.gz
 
-The file needs nothing else: no network, no server, no program but a browser. It is at most 20 MB; what was left out for \
-that is said in it.")]
+The page needs no network or server. It is at most 20 MB, and lists what was left out for that.")]
 pub(super) struct HtmlArgs {
     #[command(flatten)]
     traces: TraceArgs,
 
-    /// File to write [default: the first trace's name with .html, here]
+    /// File to write [default: the first trace's name with .html, in the current folder]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Overwrite a file that exists
+    /// Overwrite existing files
     #[arg(short = 'F', long)]
     force: bool,
 
-    /// Hide paths, arguments, host names and identifiers of the machine
+    /// Hide paths, arguments, host names and machine identifiers
     #[arg(long)]
     redact: bool,
 }

@@ -10,21 +10,21 @@ use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
-use crate::show::{self, FILES, Named, ShowArgs, complain};
+use crate::show::{self, FILES, Named, ShowArgs, TRACES, complain};
 
 pub(super) const VERB: Verb = Verb::new::<LayersArgs>("layers", run);
 
-/// Shows what each layer of a training step holds: parameters, gradients, optimizer state and activations
+/// Show the parameters, gradients, optimizer state and activations of each layer in a training step
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace layers train.gtr
   gputrace layers --json snapshot.pickle.gz
 
-Layers are the calls that repeat in the forward pass. Bytes are as requested. `gputrace whatif --checkpoint layers:A..B` takes the numbers.")]
+Layers are the calls that repeat in the forward pass, and bytes are as requested. Use their numbers in \
+`gputrace whatif --checkpoint layers:A..B`.")]
 pub(super) struct LayersArgs {
-    /// gputrace traces or PyTorch snapshots (plain or .gz) of training runs
-    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES, help = TRACES)]
     traces: Vec<Named>,
 
     #[command(flatten)]

@@ -23,10 +23,10 @@ use crate::show::{self, Gate, ShowArgs, TraceArgs, WhenArgs, complain};
 
 pub(super) const VERB: Verb = Verb::new::<LeaksArgs>("leaks", run).of_summaries();
 
-/// Shows what was never given back and what keeps growing, by call site, owner and device
+/// Show memory that was never freed or keeps growing, by call site, owner and device
 ///
-/// Growth is what a call site holds at least, window by window, after the warm-up: what goes up and down with every step
-/// does not count.
+/// Growth is a rise, after the warm-up, of the least that a call site holds per window. Memory that each step
+/// allocates and frees does not count.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -35,36 +35,36 @@ Examples:
   gputrace leaks --range 60s..120s train.gtr
   gputrace leaks --steps 1000 --min-bytes 1MiB snapshot.pickle.gz
 
-A suppressions file has one rule per line, `#` begins a comment, `*` stands for anything:
+A suppressions file has one rule per line; # begins a comment, * matches anything:
   owner=cuBLAS*
   owner=NCCL site=*init_process_group*
 
---at T answers as if the program had ended at T, --range A..B as if it had ended at B, with growth from A on. One step shows no growth: for what \
-a later step holds more than an earlier one, `gputrace diff --from step:3 --to step:90 train.gtr`.")]
+--at T answers as if the program had ended at T, --range A..B as if at B, with growth from A on. To compare steps, use \
+`gputrace diff --from step:3 --to step:90 train.gtr`.")]
 pub(super) struct LeaksArgs {
     #[command(flatten)]
     traces: TraceArgs,
 
-    /// Exit with status 1 if there is a leak, 2 if that cannot be told: losses, damage, too short to show growth
+    /// Exit with status 1 if there is a leak, 2 if unknown: losses, damage, too short to show growth
     #[arg(long, value_enum, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "any")]
     error_on_leak: Option<Which>,
 
-    /// Leaks that are known and accepted
+    /// File of known, accepted leaks
     #[arg(long, value_name = "FILE")]
     suppressions: Option<PathBuf>,
 
-    /// Leave out call sites with less
+    /// Omit smaller call sites
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse, default_value = "0")]
     min_bytes: u64,
 
-    /// Steps that the program made [default: guessed from how often call sites allocated]
+    /// Steps that the program made [default: guessed from the allocations]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
 
     #[command(flatten)]
     when: WhenArgs,
 
-    /// Call sites to show in each table
+    /// Rows per table
     #[arg(long, value_name = "N", default_value = "20")]
     rows: usize,
 
@@ -76,9 +76,9 @@ pub(super) struct LeaksArgs {
 enum Which {
     /// Anything that is shown
     Any,
-    /// What keeps growing
+    /// Memory that keeps growing
     Growth,
-    /// What was not freed at the end
+    /// Memory not freed at the end
     NotFreed,
 }
 

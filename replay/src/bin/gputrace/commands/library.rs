@@ -11,7 +11,7 @@ use super::record::{library, preload};
 
 pub(super) const VERB: Verb = Verb::new::<LibraryArgs>("library", run);
 
-/// Prints the path of libgputrace.so, for LD_PRELOAD
+/// Print the path of libgputrace.so, for LD_PRELOAD
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -19,7 +19,7 @@ Examples:
   LD_PRELOAD=$(gputrace library) python train.py
   docker run -v $(gputrace library):/libgputrace.so -e LD_PRELOAD=/libgputrace.so ...
 
-It is looked for beside the program, then in ../lib of it; GPUTRACE_LIBRARY names another place.")]
+The library is beside the program or in ../lib, unless GPUTRACE_LIBRARY names another place.")]
 pub(super) struct LibraryArgs {}
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {

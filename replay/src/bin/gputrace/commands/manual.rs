@@ -12,11 +12,11 @@ use super::Verb;
 
 pub(super) const VERB: Verb = Verb::new::<ManualArgs>("manual", run);
 
-/// Writes manual pages and completions into a folder
+/// Write manual pages and completions into a folder
 #[derive(Args)]
 #[command(hide = true)]
 pub(super) struct ManualArgs {
-    /// Gets `man1` and `completions`
+    /// Folder for `man1` and `completions`
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }

@@ -29,11 +29,11 @@ use crate::show::{self, complain};
 
 pub(super) const VERB: Verb = Verb::new::<MapArgs>("map", run);
 
-/// Runs a verb over many traces, each where it lies: here, on Ray, on Dask or on Slurm
+/// Run a verb on many traces without moving them, with local processes, Ray, Dask or Slurm
 ///
-/// Each trace is a task, and with several --with each trace is as many. What a task says on its standard output is a file of the
-/// folder -o; what `reduce` makes lies there under its own name. `map.json` lists tasks, files and exit statuses. All of it is the
-/// same whatever ran it; tasks whose worker was lost are run again.
+/// Each trace is one task, or one per --with. The output of each task is a file in the folder -o, and `map.json` lists tasks,
+/// files and exit statuses. Summaries from `reduce` are there under their own names. The files are the same with every
+/// engine, and tasks of lost workers run again.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -42,37 +42,38 @@ Examples:
   gputrace map --executor slurm --sbatch=--partition=gpu -o summaries/ reduce -- node17:/local/traces node18:/local/traces
   gputrace ranks summaries/
 
-Ray and Dask need the Python package: pip install 'gputrace[ray]' or 'gputrace[dask]'. Slurm needs -o on a disk that all its hosts have.")]
+Ray and Dask need the Python package: pip install 'gputrace[ray]' or 'gputrace[dask]'. Slurm needs -o on a disk \
+that all its hosts share.")]
 pub(super) struct MapArgs {
-    /// Who runs the tasks
+    /// Engine that runs the tasks
     #[arg(long, value_enum, value_name = "ENGINE", default_value = "local")]
     executor: Executor,
 
-    /// Where Ray or Dask is: as for ray.init(address=…) and Client(…); without, one is started here, or Ray's own variables say
+    /// Ray or Dask to use, as in ray.init(address=…) and Client(…) [default: from Ray's own variables, or a new one here]
     #[arg(long, value_name = "ADDRESS")]
     address: Option<String>,
 
-    /// The Python that has Ray or Dask, and this package
+    /// Python that has Ray or Dask, and this package
     #[arg(long, value_name = "FILE", default_value = "python3")]
     python: PathBuf,
 
-    /// An option for sbatch: --sbatch=--partition=gpu; may be given several times
+    /// Option for sbatch, as --sbatch=--partition=gpu (repeatable)
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     sbatch: Vec<String>,
 
-    /// The folder for what the tasks say; files of the same tasks are replaced
+    /// Output folder; files of the same tasks are replaced
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
 
-    /// More options for the verb: a task of its own for each trace; may be given several times
+    /// More options for the verb; each --with makes one task per trace (repeatable)
     #[arg(long = "with", value_name = "OPTIONS", allow_hyphen_values = true)]
     grid: Vec<String>,
 
-    /// Tasks at once, at most: as many as there are processors; of Slurm's, as many as it runs
+    /// Maximum concurrent tasks [default: one per processor; Slurm decides]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     jobs: Option<u32>,
 
-    /// The verb with its options, --, and traces, snapshots, summaries or folders with them; HOST:/PATH is read on that host
+    /// Verb with its options, --, and traces, snapshots, summaries or folders of them; HOST:/PATH is read on that host
     #[arg(
         required_unless_present = "plan",
         value_name = "VERB",
@@ -92,13 +93,13 @@ pub(super) struct MapArgs {
 /// An engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum Executor {
-    /// Processes here
+    /// Processes on this host
     Local,
     /// Ray
     Ray,
     /// Dask
     Dask,
-    /// Slurm: array jobs
+    /// Slurm array jobs
     Slurm,
 }
 

@@ -23,23 +23,22 @@ mod tools;
 
 pub(super) const VERB: Verb = Verb::new::<McpArgs>("mcp", run);
 
-/// Answers agents by the Model Context Protocol (MCP), on standard input and output
+/// Answer agents over the Model Context Protocol (MCP), on stdin and stdout
 ///
-/// The server reads traces in the folders that are named here, and nothing else. It writes no file and uses no network.
+/// The server reads only traces in the given folders. It writes no file and uses no network.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace mcp
   gputrace mcp --allow /data/traces --allow ~/job
 
-An agent starts it: name it as a server of type stdio in the agent's settings (docs/MCP.md). skills/gputrace/SKILL.md is a skill \
-for the agent.")]
+Add the server to the settings of your agent, with type stdio (docs/MCP.md). skills/gputrace/SKILL.md is a skill for the agent.")]
 pub(super) struct McpArgs {
-    /// Folder whose traces may be read, with the folders below it; may be given several times [default: the current folder]
+    /// Folder whose traces may be read, with its subfolders (repeatable) [default: the current folder]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     allow: Vec<PathBuf>,
 
-    /// Stop the work on one call after this many seconds
+    /// Stop each call after this long
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     time_limit: Duration,
 

@@ -33,42 +33,42 @@ const LISTEN: &str = "127.0.0.1:9464";
 /// How often it is looked what has come into the traces.
 const STEP: Duration = Duration::from_millis(500);
 
-/// Serves who holds what on which GPU to Prometheus, and pushes it to OpenTelemetry, Pyroscope and Parca
+/// Serve current GPU memory to Prometheus, and push it to OpenTelemetry, Pyroscope and Parca
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  gputrace metrics                                      # http://127.0.0.1:9464/metrics, of all that you are recording
-  gputrace metrics --listen 0.0.0.0:9464 job/           # for others too: anybody who reaches the port can read it
-  gputrace metrics --listen 0.0.0.0:9464 --host trainer # Prometheus knows this container as trainer
-  gputrace metrics --push pprof http://pyroscope:4040   # profiles of what is held, every 15 seconds
+  gputrace metrics                                      # http://127.0.0.1:9464/metrics
+  gputrace metrics --listen 0.0.0.0:9464 job/           # readable by anyone who reaches the port
+  gputrace metrics --listen 0.0.0.0:9464 --host trainer # if Prometheus calls this machine trainer
+  gputrace metrics --push pprof http://pyroscope:4040   # profiles, every 15 seconds
   gputrace metrics --push otlp http://collector:4318 --every 60
-  gputrace metrics --once                               # the text, once
+  gputrace metrics --once                               # text, once
 
-Names and labels are those of DCGM's exporter (DCGM_FI_DEV_FB_USED), OpenTelemetry's (hw_gpu_memory_usage_bytes) and our own \
-(gputrace_*); docs/LIVE.md lists them. Requests must name this machine as their host: by an address, as localhost, by its host \
-name, or by a name given with --host. The traced processes are not touched: see `gputrace top --help`.")]
+docs/LIVE.md lists the metrics: DCGM's (DCGM_FI_DEV_FB_USED), OpenTelemetry's (hw_gpu_memory_usage_bytes) and our own \
+(gputrace_*). Requests must name this machine as their host: an address, localhost, its host name, or a --host name. Like `top`, \
+`metrics` does not touch the processes.")]
 pub(super) struct MetricsArgs {
-    /// A process by its number, a folder of traces that are being written, or traces [default: all of this user's]
+    /// Process ID, folder of traces that are being written, or traces [default: all your recordings]
     #[arg(value_name = "PID|DIR|TRACE")]
     which: Vec<PathBuf>,
 
-    /// Address to serve /metrics at [default: 127.0.0.1:9464, where nothing is pushed]
+    /// Address to serve /metrics at [default: 127.0.0.1:9464, or none with --push]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
 
-    /// Another name that scrapers use for this machine; may be repeated
+    /// Another name that scrapers use for this machine (repeatable)
     #[arg(long, value_name = "NAME")]
     host: Vec<String>,
 
-    /// Push profiles (pprof: Pyroscope, or Parca where the URL ends in /profiles/writeraw) or metrics (otlp); plain http:// only
+    /// Push profiles (pprof: Pyroscope, or Parca if the URL ends in /profiles/writeraw) or metrics (otlp), over http:// only
     #[arg(long, num_args = 2, value_names = ["pprof|otlp", "URL"], action = clap::ArgAction::Append)]
     push: Vec<String>,
 
-    /// Seconds between two pushes
+    /// Seconds between pushes
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     every: u64,
 
-    /// Write the metrics, or push once, and end
+    /// Write the metrics, or push, once and exit
     #[arg(long)]
     once: bool,
 }

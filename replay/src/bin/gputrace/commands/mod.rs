@@ -149,18 +149,16 @@ const GONE: [(&str, &str); 1] =
     [("import", "`gputrace replay TRACE` says how well a snapshot or a trace is understood")];
 
 /// In the help of every verb but `record`; docs/EXIT-CODES.md has the whole.
-const EXIT_STATUS: &str = "\
-Exit status: 0 yes; 1 no, where a gate was asked for (--error-on-leak, --fail-on-increase, --error-on-inconsistent, --error-on-oom; doctor); \
-2 it cannot be known: unreadable, damaged, nothing to judge, wrong usage.";
+const EXIT_STATUS: &str = "Exit status: 0 success, 1 failed check, 2 error or no answer.";
 
 // How much of a replay is simulated: every verb that replays has these.
 #[derive(Args)]
 struct EffortArgs {
-    /// Simulate every request of every replay, including steps that are known to repeat. The answer is the same
+    /// Replay repeated steps too; the answer is the same
     #[arg(long)]
     no_skip: bool,
 
-    /// Report on standard error how much of the replays repeated and was skipped
+    /// Report on stderr how much repeated and was skipped
     #[arg(long)]
     verbose: bool,
 }
@@ -217,7 +215,7 @@ fn command_of(verbs: impl Iterator<Item = &'static Verb>) -> Command {
 /// The same without verbs.
 fn front() -> Command {
     Command::new("gputrace")
-        .about("Says where GPU memory went, why it ran out, and what would have made it fit")
+        .about("Find out where GPU memory went, why it ran out, and what would have made it fit")
         .version(env!("CARGO_PKG_VERSION"))
         .subcommand_required(true)
         .arg_required_else_help(true)

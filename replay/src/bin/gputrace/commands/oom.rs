@@ -14,16 +14,17 @@ use crate::show::{self, ShowArgs, TraceArgs};
 
 pub(super) const VERB: Verb = Verb::new::<OomArgs>("oom", run).of_replays();
 
-/// Shows why a program ran out of memory: what was asked for, who held what, and what would have made it fit
+/// Show why a program ran out of memory: the request, what was held, and what would have made it fit
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace oom train.gtr
   gputrace oom --limit 40GiB --json snapshot.pickle.gz
 
-What would have made it fit is found by replaying the same requests through PyTorch's allocator with other settings.
-How sure: exact, to the byte; interval, it hangs on addresses that no trace holds; bound, at best; guess, the replay of the recorded
-setting is not the run (docs/VERDICTS.md).")]
+To find what would have made it fit, `oom` replays the same requests in PyTorch's allocator with other settings.
+
+How sure (docs/VERDICTS.md): exact, to the byte; interval, depends on unrecorded addresses; bound, the best case; guess, the \
+replay of the recorded setting differs from the run.")]
 pub(super) struct OomArgs {
     #[command(flatten)]
     traces: TraceArgs,

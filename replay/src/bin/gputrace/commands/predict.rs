@@ -37,7 +37,7 @@ const ONE_PROCESS: &str = "--html needs a trace of each run: its page is of one 
 /// Most points of one range.
 const MOST_POINTS: u64 = 64;
 
-/// Says what a larger batch, sequence or image would need, from runs at smaller ones
+/// Predict the memory of a larger batch, sequence or image from runs of smaller ones
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -49,32 +49,30 @@ Examples:
   gputrace predict batch=4:job4/ batch=8:job8/ --at batch=32
   gputrace predict batch=4 batch=8 --fit batch -- python train.py --batch {batch}")]
 pub(super) struct PredictArgs {
-    /// Runs of the same program, each with the values it had: two at least, and one more for each further variable. gputrace
-    /// traces or PyTorch snapshots (plain or .gz) of one process each; or folders, with a trace of each rank of a job. Values
-    /// alone, such as batch=4, are run and recorded first
+    /// Values and traces of at least two runs of a program, and one more per further variable. TRACE is a trace or PyTorch
+    /// snapshot (plain or .gz) of one process, or a folder with one per rank. Runs without one, such as batch=4, are recorded first
     #[arg(required = true, num_args = 2.., value_name = "NAME=N[,NAME=N]:TRACE", value_parser = OsStringValueParser::new().try_map(recorded))]
     runs: Vec<Run>,
 
-    /// Where to predict; may be given several times. `batch=8..64` doubles from 8 to 64, `batch=8..64:8` adds 8; three values or
-    /// more are drawn as a curve, too. What is left out is as in the largest run
+    /// Values to predict (repeatable): `batch=8..64` doubles, `batch=8..64:8` adds 8, and three or more also draw a curve.
+    /// Omitted variables are as in the largest run
     #[arg(long, value_name = "NAME=N[,NAME=N]", value_parser = points, required_unless_present = "fit")]
     at: Vec<Vec<Values>>,
 
-    /// Find the largest value of this variable that fits (--limit, --device-memory), under the recorded setting of the
-    /// allocator and those that are advised, or under each --policy
+    /// Find the largest value of this variable that fits --limit or --device-memory, with the recorded and advised allocator
+    /// settings, or with each --policy
     #[arg(long, value_name = "NAME")]
     fit: Option<String>,
 
-    /// Allocator to simulate, NAME or NAME:OPTIONS; may be given several times [default: as recorded]. `gputrace replay
-    /// --policy help` lists them
+    /// Allocator to simulate (repeatable); see `gputrace replay --policy help` [default: as recorded]
     #[arg(long, value_name = "NAME[:OPTIONS]")]
     policy: Vec<String>,
 
-    /// Write a page for any browser, too: the largest run, as `gputrace html` shows it, with these tables
+    /// Also write a page: the largest run, as in `gputrace html`, with these tables
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Overwrite a file that exists
+    /// Overwrite existing files
     #[arg(short = 'F', long, requires = "html")]
     force: bool,
 
@@ -84,16 +82,16 @@ pub(super) struct PredictArgs {
     #[command(flatten)]
     show: ShowArgs,
 
-    /// With a command: the folder for traces of its runs, and for what it says
+    /// Folder for traces and output of the runs of COMMAND
     #[arg(long, value_name = "DIR", default_value = "predict-runs")]
     traces: PathBuf,
 
-    /// With a command: so many runs at most are made to prove what --fit says
+    /// Maximum runs of COMMAND to prove the answer of --fit
     #[arg(long, value_name = "N", default_value_t = 8)]
     most_runs: usize,
 
-    /// The program, with {batch} where the value of batch goes: runs that have no trace are made with it. With --fit, larger
-    /// values are run as well, until the largest that fits is proved by a run of it, and one of the next
+    /// Program for runs without a trace, with {batch} for the value of batch. With --fit, it also runs larger values, until
+    /// runs of the largest that fits, and of the next, prove the answer
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }

@@ -24,25 +24,24 @@ use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<RanksArgs>("ranks", run).of_summaries();
 
-/// Shows all ranks of a job side by side: who waits for whom in NCCL and why, and who holds more memory than the others
+/// Compare the ranks of a job: which waits for which in NCCL and why, and which holds most memory
 ///
-/// Ranks and communicators are found by NCCL's own records; several jobs and restarts in one folder are kept apart. Works while
-/// the job runs: a hang is reported while it lasts, with the rank that did not come and for how long. Traces of processes that were
-/// killed while they hung are as good as others.
+/// Ranks and communicators come from NCCL's own records. Several jobs and restarts in one folder are kept apart. While a job
+/// hangs, `ranks` reports the missing rank, and for how long. Traces of processes that were killed in a hang work too.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace record -o 'job/%h.r%r.%p.gtr' -- torchrun --nproc-per-node 8 train.py
-  gputrace ranks job/             # while it runs, or afterwards
+  gputrace ranks job/             # during or after the run
   gputrace ranks --error-on-inconsistent job/ || echo 'hangs or does not fit'
   gputrace ranks --json job/*.gtr")]
 pub(super) struct RanksArgs {
-    /// Traces of the processes of a job, summaries made of them by `gputrace reduce`, or folders with them
+    /// Traces of a job, their summaries from `gputrace reduce`, or folders of them
     #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
     traces: Vec<Named>,
 
-    /// Exit with status 1 if calls of the ranks do not fit together or the job hangs, 2 if that cannot be known: losses, damage, ranks
-    /// without a trace, a rank that has not come yet
+    /// Exit with status 1 if the calls of the ranks do not match or the job hangs, 2 if unknown: losses, damage, ranks without
+    /// a trace, a rank that may still come
     #[arg(long)]
     error_on_inconsistent: bool,
 

@@ -31,11 +31,10 @@ const CANNOT_RUN: u8 = 126;
 /// `env(1)`: the command was not found.
 const NOT_FOUND: u8 = 127;
 
-/// Runs a program and records its GPU memory
+/// Run a program and record its GPU memory
 ///
-/// The program is not changed: exit code and signals are its own. Nothing is written before the program, or a child of it,
-/// uses CUDA; then there is one trace for each such process. At the end a line says where the traces are, or why there is
-/// none.
+/// The program is not changed: exit code and signals are its own. Nothing is written until the program or a child of it uses
+/// CUDA; then each such process gets one trace. At the end, one line says where the traces are, or why there are none.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -44,65 +43,66 @@ Examples:
   gputrace record --keep 30m --max-size 2GiB -o server.gtr -- python serve.py
   gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py
 
-Exit status: the program's own; 125 if it cannot be traced (and is not started), 126 if it cannot be run, 127 if it is not found.
+Exit status: the program's own; 125 if it cannot be traced (and is not started), 126 if it cannot run, 127 if it is not found.
 Without this command: LD_PRELOAD=libgputrace.so GPUTRACE_OUTPUT=... python train.py")]
 pub(super) struct RecordArgs {
-    /// Where traces go: a folder, or a name with %e executable, %h host, %p pid, %r rank, %l local rank, %n counter, %t time,
+    /// Folder for traces, or name with %e executable, %h host, %p pid, %r rank, %l local rank, %n counter, %t time,
     /// %q{ENV}, %%
     /// [default: gputrace-%e.%h.r%r.%p.gtr]
     #[arg(short, long, value_name = "PATTERN")]
     output: Option<OsString>,
-    /// Overwrite traces that exist
+    /// Overwrite existing files
     #[arg(short = 'F', long, short_alias = 'f')]
     force: bool,
-    /// Which call stacks to record [default: python]
+    /// Call stacks to record [default: python]
     #[arg(long, value_enum, value_name = "KIND")]
     stacks: Option<Stacks>,
-    /// Record no stacks for PyTorch's blocks of fewer bytes: 512, 1M [default: 0]
+    /// Record no stacks for smaller PyTorch blocks: 512, 1M [default: 0]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     min_size: Option<u64>,
-    /// Memory for events that wait to be written, for each process: 64M, 1GiB
+    /// Memory per process for events that are not yet written: 64M, 1GiB
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     ring_size: Option<u64>,
-    /// Measure how long the GPU works for each call into NCCL: two events around each, none inside graphs
+    /// Measure the GPU time of each NCCL call with two events around it, except in graphs
     #[arg(long)]
     nccl_timing: bool,
-    /// Keep at least the last 90s, 30m, 12h or 7d of a recording that goes on and on, and remove what is older; see docs/KEEP.md
+    /// Keep at least the last 90s, 30m, 12h or 7d, and remove older parts; see docs/KEEP.md
     #[arg(long, value_name = "TIME", value_parser = kept_time)]
     keep: Option<String>,
-    /// Keep a recording within so many bytes on the disk, for each process, and remove the oldest: 512M, 2GiB
+    /// Keep the recording of each process within this size, and remove the oldest parts: 512M, 2GiB
     #[arg(long, value_name = "BYTES", value_parser = kept_bytes)]
     max_size: Option<u64>,
-    /// Read the stacks of a process of a job of several ranks into its trace when it has been silent for so many seconds; 0 never [default: 60]
+    /// Record the stacks of a process that is silent for this long, in jobs of several ranks; 0 for never [default: 60]
     #[arg(long, value_name = "SECONDS")]
     hang_after: Option<u64>,
-    /// Say nothing on the program's standard error when it runs out of memory
+    /// Do not explain on the program's stderr why it ran out of memory
     #[arg(long)]
     no_oom_report: bool,
-    /// Say nothing at the end, and leave nobody to wait for it
+    /// Print nothing at the end, and leave no process that waits for it
     #[arg(short, long)]
     quiet: bool,
-    /// Say so while it runs when a figure goes over a bound: used>90%, reserved>60GiB, growth>10MiB/step; see docs/LIVE.md
+    /// Warn when a figure exceeds a bound: used>90%, reserved>60GiB, growth>10MiB/step; see docs/LIVE.md
     #[arg(long, value_name = "CONDITION")]
     alert: Vec<String>,
-    /// Run this by `sh -c` instead, once each time, with ALERT, ALERT_VALUE, ALERT_PID and ALERT_TRACE in its environment
+    /// Run this with `sh -c` instead of each warning, with ALERT, ALERT_VALUE, ALERT_PID and ALERT_TRACE set
     #[arg(long, value_name = "COMMAND", requires = "alert")]
     on_alert: Option<OsString>,
-    /// Send traces to object storage, while the program runs and before this command ends: s3://bucket/folder/; see docs/OBJECT-STORAGE.md
+    /// Send traces to object storage, during the run and before this command ends: s3://bucket/folder/; see
+    /// docs/OBJECT-STORAGE.md
     #[arg(long, value_name = "URL", value_parser = upload::url)]
     upload: Option<PathBuf>,
-    /// The program and its arguments
+    /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Stacks {
-    /// None, only the library that asked
+    /// None, only the calling library
     None,
-    /// Lines of Python, and native functions where a thread runs no Python
+    /// Python lines, and native functions of threads without Python
     Python,
-    /// Lines of Python and native functions
+    /// Python lines and native functions
     All,
 }
 

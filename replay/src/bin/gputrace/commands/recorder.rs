@@ -27,7 +27,7 @@ static MEMORY: gputrace_recorder::Memory = gputrace_recorder::Memory;
 
 pub(super) const VERB: Verb = Verb::new::<RecorderArgs>("recorder", run);
 
-/// Drains a ring into a trace; started by libgputrace.so
+/// Drain a ring into a trace; started by libgputrace.so
 #[derive(Args)]
 #[command(hide = true)]
 pub(super) struct RecorderArgs {

@@ -15,38 +15,37 @@ use crate::show::{CANNOT_KNOW, complain, shown};
 
 pub(super) const VERB: Verb = Verb::new::<RecoverArgs>("recover", run);
 
-/// Makes traces from rings whose recorders are gone
+/// Make traces from rings whose recorders are gone
 ///
-/// Where no recorder could be started, or it was killed, what was recorded is still in the ring: a file that libgputrace.so names on
-/// stderr, usually in /dev/shm. Without RING, makes traces of all of your rings whose processes have ended, and goes on with the next
-/// where one fails; `gputrace ps` lists them. With RING, if its program still runs, recording continues from here.
-///
-/// Recording of a program in another container can only continue inside of that container. From outside, what it left
-/// can be read once it has ended, which the ring shows if libgputrace.so could lock the file. Only the owner of a ring can
-/// read it.
+/// If the recorder was killed or could not start, events remain in the ring: a file that libgputrace.so names on stderr,
+/// usually in /dev/shm. Without RING, `recover` makes traces of all your rings whose processes have ended (`gputrace ps` lists
+/// them), even if one fails. With RING, if its program still runs, recording continues from here.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  gputrace recover                                       # all that you have
-  gputrace recover -o /data/traces/                      # the same, into that folder
+  gputrace recover                                       # all your rings
+  gputrace recover -o /data/traces/                      # into that folder
   gputrace recover -o train.gtr RING                     # the file that libgputrace.so named
-  docker exec train gputrace recover -o train.gtr RING   # its program runs in a container
+  docker exec train gputrace recover -o train.gtr RING   # a program in a container
 
-Exit status: 0 if each trace is whole and nothing failed, 2 otherwise.")]
+If the program runs in another container, recording can only continue there. From outside, you can read its ring once it has \
+ended. If libgputrace.so could not lock the ring, add --process-is-gone. Only the owner of a ring can read it.
+
+A trace that is not whole gives status 2.")]
 pub(super) struct RecoverArgs {
     /// Rings [default: all of yours whose processes have ended]
     #[arg(value_name = "RING")]
     rings: Vec<PathBuf>,
-    /// Where the trace goes, as for `record`
+    /// Folder or name of the trace, as for `record`
     #[arg(short, long, value_name = "PATTERN")]
     output: Option<String>,
-    /// Overwrite a trace that exists
+    /// Overwrite existing files
     #[arg(short = 'F', long, short_alias = 'f')]
     force: bool,
-    /// Do not remove the ring afterwards
+    /// Keep the ring afterwards
     #[arg(long)]
     keep: bool,
-    /// The program has ended: do not look for it (where that cannot be seen from here)
+    /// Assume that the program has ended, if that cannot be seen from here
     #[arg(long, requires = "rings")]
     process_is_gone: bool,
 }

@@ -19,10 +19,10 @@ use crate::show::{self, FILES, Named};
 
 pub(super) const VERB: Verb = Verb::new::<ReduceArgs>("reduce", run).of_replays();
 
-/// Reduces traces to small tables that `ranks`, `report`, `diff`, `leaks` and `stats` read in their place
+/// Reduce traces to summaries that `ranks`, `report`, `diff`, `leaks` and `stats` read instead
 ///
-/// For jobs whose traces lie on many hosts: each is reduced where it lies, and only the summaries, a few hundred kilobytes each, are
-/// brought together. They are Parquet files: DuckDB, pandas and Polars read them too.
+/// Reduce traces on the hosts of a job, and collect only the summaries, a few hundred kilobytes each. They are Parquet
+/// files, which DuckDB, pandas and Polars read too.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -30,13 +30,13 @@ Examples:
   gputrace reduce -o rank0.summary.parquet train.gtr
   gputrace ranks summaries/
 
-What needs single events or addresses (replay, tune, html, a moment) needs the trace: a summary names its host and path.")]
+Single events and addresses (replay, tune, html, a moment) need the trace. The summary names its host and path.")]
 pub(super) struct ReduceArgs {
-    /// Traces, or folders with them
+    /// Traces, or folders of them
     #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
     traces: Vec<Named>,
 
-    /// Where to: a file (*.summary.parquet) for one trace, or a folder, where each gets a name made of what it says
+    /// File (*.summary.parquet) for one trace, or folder, with names made from the contents
     #[arg(short, long, value_name = "FILE|DIR")]
     output: PathBuf,
 }

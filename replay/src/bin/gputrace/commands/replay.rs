@@ -20,11 +20,11 @@ use gputrace_sim::policies::{POLICIES, by_name};
 use serde_json::{Value as Json, json};
 
 use super::Verb;
-use crate::show::{self, FILES, Gate, Named, ShowArgs, complain};
+use crate::show::{self, FILES, Gate, Named, ShowArgs, TRACES, complain};
 
 pub(super) const VERB: Verb = Verb::new::<ReplayArgs>("replay", run).of_replays();
 
-/// Replays a trace through simulated allocators
+/// Replay a trace in simulated allocators
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -34,22 +34,21 @@ Examples:
   gputrace replay --limit 24GiB --error-on-oom train.gtr
   gputrace replay --limit 24GiB --other 1.5GiB snapshot.pickle.gz
 
-How sure: exact, to the byte; interval, it hangs on addresses that no trace holds; bound, at best; guess, the replay of the recorded
-setting is not the run (docs/VERDICTS.md).")]
+How sure (docs/VERDICTS.md): exact, to the byte; interval, depends on unrecorded addresses; bound, the best case; guess, the \
+replay of the recorded setting differs from the run.")]
 pub(super) struct ReplayArgs {
-    /// gputrace traces or PyTorch snapshots (plain or .gz)
-    #[arg(required_unless_present = "policy", value_name = "TRACE|DIR", value_hint = FILES)]
+    #[arg(required_unless_present = "policy", value_name = "TRACE|DIR", value_hint = FILES, help = TRACES)]
     traces: Vec<Named>,
 
-    /// Allocator to simulate, NAME or NAME:OPTIONS; may be given several times. For `torch`, OPTIONS is what
-    /// PYTORCH_CUDA_ALLOC_CONF would hold [default: torch as recorded]. `--policy help` lists them all
+    /// Allocator to simulate (repeatable); `help` lists all, and OPTIONS of `torch` are those of PYTORCH_CUDA_ALLOC_CONF
+    /// [default: torch as recorded]
     #[arg(long, value_name = "NAME[:OPTIONS]")]
     policy: Vec<String>,
 
     #[command(flatten)]
     machine: MachineArgs,
 
-    /// Exit with status 1 if memory runs out under one of the allocators: with --limit, whether it fits
+    /// Exit with status 1 if memory runs out under any allocator, such as within --limit
     #[arg(long)]
     error_on_oom: bool,
 
@@ -60,20 +59,19 @@ pub(super) struct ReplayArgs {
 /// What the trace may not say about the machine.
 #[derive(Args)]
 pub(super) struct MachineArgs {
-    /// PyTorch release to imitate [default: the one that explains the trace best]
+    /// PyTorch release to imitate [default: the best match]
     #[arg(long, value_name = "X.Y", value_parser = version)]
     torch_version: Option<(u8, u8)>,
 
-    /// Memory of the device [default: what the trace says, or unlimited]
+    /// Memory of the device [default: as recorded, or unlimited]
     #[arg(long, value_name = "BYTES", value_parser = capacity)]
     device_memory: Option<u64>,
 
-    /// Memory the process may use, such as 40GB; contexts and libraries share it (see --other)
+    /// Memory limit of the process, such as 40GB, including --other
     #[arg(long, value_name = "BYTES", value_parser = capacity)]
     limit: Option<u64>,
 
-    /// What contexts, code and libraries use of --limit or --device-memory [default: as recorded, moment by moment; a
-    /// snapshot does not say]
+    /// Part of the limit for contexts, code and libraries [default: as recorded over time; unknown for snapshots]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     other: Option<u64>,
 }

@@ -27,7 +27,7 @@ use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run).of_summaries().of_replays();
 
-/// Says what happened, which line did it and what to do; then where the memory went: the peak, its owners, roles, call sites
+/// Explain what happened, which line did it and what to do, and show where the memory went
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -37,9 +37,9 @@ Examples:
   gputrace report --rules roles.txt --json snapshot.pickle.gz
   gputrace report --native train.gtr
 
-With a moment (--peak, --at, --range, --step, --end), only what was held then is shown: owners, roles and call sites.
+With a moment (--peak, --at, --range, --step, --end), `report` shows only what was held then, by owner, role and call site.
 
-A rules file names memory in your own words, one rule per line; the first that fits counts, before gputrace's own roles:
+A rules file has one rule per line. The first match counts, before gputrace's own roles:
   embeddings: site=*embedding.py* min=1MiB
   paged KV cache: stack=*PagedAttention*
   scratch: role=temporaries max=512KiB")]
@@ -47,18 +47,18 @@ pub(super) struct ReportArgs {
     #[command(flatten)]
     traces: TraceArgs,
 
-    /// Your own names for memory: NAME: FIELD=PATTERN ..., with the fields site, stack, role, min and max
+    /// Your own names for memory: NAME: FIELD=PATTERN ..., with fields site, stack, role, min, max
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
 
-    /// Show every section; --json has them always
+    /// Show every section, as --json always does
     #[arg(long)]
     all: bool,
 
     #[command(flatten)]
     when: WhenArgs,
 
-    /// Add the stacks that held most, native frames beside those of Python where they were recorded (--stacks all)
+    /// Add the stacks that held most, with native frames if recorded (--stacks all)
     #[arg(long)]
     native: bool,
 

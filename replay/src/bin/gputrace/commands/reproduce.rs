@@ -23,10 +23,10 @@ use crate::show::{self, FILES, Named, ShowArgs, complain};
 
 pub(super) const VERB: Verb = Verb::new::<ReproduceArgs>("reproduce", run);
 
-/// Writes the smallest program that fails in the same way, on PyTorch alone
+/// Write the smallest program that fails in the same way and needs only PyTorch
 ///
-/// The requests of a trace, with their sizes, streams and pools, are reduced to those that matter, and the simulated allocator says
-/// whether the rest still fails. No code, name or path of the recorded program is in the result: attach it to an issue.
+/// It makes the requests of the trace, with their sizes, streams and pools, but only those that the simulated allocator needs
+/// to fail. It has no code, name or path of the recorded program, so you can attach it to an issue.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -38,30 +38,29 @@ Examples:
   gputrace reproduce --cuda -o repro.cpp app.gtr   # a refusal outside PyTorch: nvcc -o repro repro.cpp && ./repro
   python3 repro.py                             # 0 reproduced, 1 not reproduced, 2 cannot be tried here
 
-Where nothing was refused, the program comes to the same peaks of reserved and allocated bytes (docs/REPRODUCE.md).")]
+If nothing was refused, the program reaches the same peaks of reserved and allocated bytes (docs/REPRODUCE.md).")]
 pub(super) struct ReproduceArgs {
-    /// A trace made by `gputrace record`, or a PyTorch snapshot (plain or .gz); of a job whose ranks' NCCL calls differ, all of its
-    /// traces, or the folder with them
+    /// Trace or PyTorch snapshot (plain or .gz); if the NCCL calls of ranks differ, all traces of the job, or their folder
     #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
     traces: Vec<Named>,
 
-    /// Python file to write; with --cuda, C++
+    /// Python file to write (C++ with --cuda)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 
-    /// Overwrite a file that exists
+    /// Overwrite existing files
     #[arg(short = 'F', long)]
     force: bool,
 
-    /// Reproduce the memory of this rank of a job, not the job's collectives
+    /// Reproduce the memory of this rank, not the collectives of the job
     #[arg(long, value_name = "N")]
     rank: Option<u32>,
 
-    /// Device to reproduce [default: the one that ran out, or that had most requests]
+    /// Device to reproduce [default: the one that ran out, or had most requests]
     #[arg(long, value_name = "ORDINAL")]
     device: Option<u32>,
 
-    /// Stop shrinking after this long; the result is the same on every machine unless this is reached
+    /// Stop shrinking after this long; if that is not reached, the result is the same on every machine
     #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = seconds)]
     seconds: f64,
 
@@ -73,15 +72,15 @@ pub(super) struct ReproduceArgs {
     #[arg(long)]
     exact: bool,
 
-    /// Write C++ on the CUDA runtime instead, of what the driver refused somebody else than PyTorch's allocator
+    /// Write C++ on the CUDA runtime, for a refusal outside PyTorch's allocator
     #[arg(long, conflicts_with_all = ["exact", "torch_version"])]
     cuda: bool,
 
-    /// Leave out what each tensor was for (parameters, activations, ...)
+    /// Omit the roles of tensors (parameters, activations, ...)
     #[arg(long)]
     no_roles: bool,
 
-    /// PyTorch release to imitate [default: the recorded one, or the one that explains the trace best]
+    /// PyTorch release to imitate [default: as recorded, or the best match]
     #[arg(long, value_name = "X.Y", value_parser = version)]
     torch_version: Option<(u8, u8)>,
 

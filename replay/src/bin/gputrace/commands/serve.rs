@@ -40,24 +40,24 @@ pub(super) const VERB: Verb = Verb::new::<ServeArgs>("serve", run).of_replays();
 /// Questions that wait while one is answered.
 const MOST_WAITING: usize = 8;
 
-/// Shows the page of `html` in a browser on this machine, with every detail of whatever part of a trace is looked at
+/// Serve the page of `html` on this machine, with full detail of any part of a trace
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  gputrace serve train.gtr          # prints an address; open it in a browser; Ctrl-C ends it
+  gputrace serve train.gtr          # prints an address for your browser; Ctrl-C ends it
   gputrace serve job/ --port 8080   # from another machine: ssh -L 8080:127.0.0.1:8080 HOST
 
-Only programs of this machine can reach it, and only with the secret in the address. It needs no more memory for a longer trace than \
-`gputrace html` does: what it needs to answer at once is in a file without a name in TMPDIR, some 32 bytes for each event of the trace.")]
+Only programs on this machine can reach the page, and only with the secret in its address. It needs no more memory than \
+`gputrace html`, and an unnamed file in TMPDIR with about 32 bytes per event.")]
 pub(super) struct ServeArgs {
     #[command(flatten)]
     traces: TraceArgs,
 
-    /// Port of 127.0.0.1 [default: one that is free]
+    /// Port of 127.0.0.1 [default: any free port]
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     port: u16,
 
-    /// Hide paths, arguments, host names and identifiers of the machine
+    /// Hide paths, arguments, host names and machine identifiers
     #[arg(long)]
     redact: bool,
 }

@@ -15,25 +15,25 @@ use crate::show::{CANNOT_KNOW, complain};
 
 pub(super) const VERB: Verb = Verb::new::<StacksArgs>("stacks", run).with_status_of_its_own();
 
-/// Shows the Python and native stacks of all threads of a process, or of every rank of a job
+/// Show the Python and native stacks of all threads of a process, or of every rank of a job
 ///
-/// Stacks are read from outside while the process runs. The process need not be recorded if you name it by its number. A waiting thread is
-/// read without stopping it. A running thread is stopped for some tenths of a millisecond, which is shown; threads that a debugger traces, or
-/// that are stopped already, are left alone. Reading needs the rights of a debugger: the user of the process if
-/// kernel.yama.ptrace_scope is 0, otherwise root. Python frames: CPython 3.9 to 3.15, not the free-threaded builds.
+/// A process that you name by its ID need not be recorded. Waiting threads are not stopped, and running ones only for a few
+/// tenths of a millisecond, which is shown. Threads that are already stopped, or traced by a debugger, are left alone. You
+/// need the permissions of a debugger (the user of the process if kernel.yama.ptrace_scope is 0, otherwise root), and for
+/// Python frames CPython 3.9 to 3.15, not free-threaded.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  gputrace stacks 4711            # a process
-  gputrace stacks job/            # every process whose trace in this folder is being written
+  gputrace stacks 4711            # one process
+  gputrace stacks job/            # every process whose trace here is being written
 
 Exit status: 0 if every stack was read, 2 otherwise.")]
 pub(super) struct StacksArgs {
-    /// A process by its number, a folder of traces that are being written, or traces [default: all that are being recorded]
+    /// Process ID, folder of traces that are being written, or traces [default: all your recordings]
     #[arg(value_name = "PID|DIR|TRACE")]
     which: Vec<PathBuf>,
 
-    /// Show all native frames, also those of the interpreter between Python frames
+    /// Show all native frames, even of the interpreter between Python frames
     #[arg(long)]
     all: bool,
 }

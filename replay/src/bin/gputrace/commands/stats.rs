@@ -21,7 +21,7 @@ use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<StatsArgs>("stats", run).of_summaries();
 
-/// Shows counts, sizes and durations of calls and PyTorch blocks
+/// Show counts, sizes and durations of calls and PyTorch blocks
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -30,8 +30,8 @@ Examples:
   gputrace stats --step 3 --json train.gtr
   gputrace stats --at 12.5s train.gtr
 
-With --range or --step, calls and sizes of that time are counted, and what was held when it held most is shown.
-With --at, what memory of each kind and PyTorch's pools held then.")]
+--range and --step count calls and sizes in that time, and show what was held at its peak. --at shows what each kind of \
+memory and PyTorch's pools held then.")]
 pub(super) struct StatsArgs {
     #[command(flatten)]
     traces: TraceArgs,

@@ -18,7 +18,7 @@ use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
 pub(super) const VERB: Verb = Verb::new::<SummaryArgs>("summary", run).of_summaries();
 
-/// Shows the figures of each process and device: what the driver, PyTorch and each owner held
+/// Show what the driver, PyTorch and each owner held, per process and device
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -26,8 +26,8 @@ Examples:
   gputrace summary --json job/*.gtr
   gputrace summary --at 12.5s train.gtr
 
-With a moment (--peak, --at, --range, --step, --end), what was held then is shown by owner and call site; --json then has \
-the shape of `report --json`.")]
+With a moment (--peak, --at, --range, --step, --end), `summary` shows what was held then, by owner and call site, and --json \
+has the shape of `report --json`.")]
 pub(super) struct SummaryArgs {
     #[command(flatten)]
     traces: TraceArgs,

@@ -17,32 +17,32 @@ use crate::show::{self, FILES, Named};
 
 pub(super) const VERB: Verb = Verb::new::<SymboliseArgs>("symbolise", run).also_spelt("symbolize");
 
-/// Names the native frames of a trace from files of another machine, a debug package or debuginfod's cache
+/// Name the native frames of a trace from another machine's files, a debug package or debuginfod's cache
 ///
-/// The recorder names what it can when a program ends, from the files that the program ran. What was stripped, or had
-/// gone by then, can be named later and anywhere: files are found below --sysroot by build id and by their recorded paths, and
-/// only those count that have the build id of the recorded ones. The result is the same trace, with more names.
+/// When a program ends, the recorder names frames from the files that it ran. If those were stripped or gone, `symbolise` adds
+/// the names later, on any machine. It searches --sysroot by build ID and recorded path, and uses only files with the recorded
+/// build ID. The result is the same trace with more names.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace symbolise --sysroot /mnt/node7 -o named.gtr train.gtr
   gputrace symbolise --sysroot ~/.cache/debuginfod_client -o named.gtr train.gtr
 
-Below DIR, in this order; the file that says most is taken:
+Files below DIR, in this order; the most detailed one is used:
   usr/lib/debug/.build-id/xx/yyyy.debug, .build-id/xx/yyyy.debug, .build-id/xx/yyyy
   BUILDID/debuginfo, BUILDID/executable, BUILDID, BUILDID.debug
   usr/lib/debug/PATH.debug, PATH")]
 pub(super) struct SymboliseArgs {
-    /// A trace made by `gputrace record`
+    /// Trace made by `gputrace record`
     #[arg(required = true, value_name = "TRACE", value_hint = FILES)]
     trace: Named,
-    /// Folder that stands for / of the traced machine; several are searched in turn [default: /]
+    /// Folder that stands for / of the traced machine (repeatable, searched in order) [default: /]
     #[arg(long, value_name = "DIR")]
     sysroot: Vec<PathBuf>,
-    /// Where the new trace goes
+    /// Trace to write
     #[arg(short, long, required = true, value_name = "FILE")]
     output: PathBuf,
-    /// Overwrite a trace that exists
+    /// Overwrite existing files
     #[arg(short = 'F', long, short_alias = 'f')]
     force: bool,
 }

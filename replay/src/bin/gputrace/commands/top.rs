@@ -30,31 +30,31 @@ const WIDTH: usize = 160;
 
 pub(super) const VERB: Verb = Verb::new::<TopArgs>("top", run);
 
-/// Shows who holds what on which GPU now: owners, PyTorch's allocator, lines, NCCL, of every process that is being recorded
+/// Show the current GPU memory of recorded processes: owners, PyTorch's allocator, lines, NCCL
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  gputrace top                    # every process that you are recording; q ends it, ? shows the keys
-  gputrace top job/               # those whose traces are in a folder
+  gputrace top                    # q ends it, ? shows the keys
+  gputrace top job/               # processes whose traces are in a folder
   gputrace top 4711               # a process and what it started
-  gputrace top --once             # one picture as text; --json for scripts
+  gputrace top --once             # one picture as text
 
-It reads the traces that recorders are writing and nothing else: the processes are not stopped, asked or slowed. What it shows \
-has reached the trace, which happens within about a second. Processes that are not recorded are shown with the driver's figure.")]
+`top` reads only the traces that recorders are writing, about a second behind. It never stops, asks or slows the processes. \
+Processes that are not recorded appear with the driver's figure.")]
 pub(super) struct TopArgs {
-    /// A process by its number, a folder of traces that are being written, or traces [default: all of this user's]
+    /// Process ID, folder of traces that are being written, or traces [default: all your recordings]
     #[arg(value_name = "PID|DIR|TRACE")]
     which: Vec<PathBuf>,
 
-    /// Show one picture and end
+    /// Show one picture and exit
     #[arg(long)]
     once: bool,
 
-    /// Write JSON: one object a picture, one a line without --once
+    /// Write JSON, one object per picture; without --once, one per line
     #[arg(long)]
     json: bool,
 
-    /// Seconds between two pictures
+    /// Seconds between pictures
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
 }

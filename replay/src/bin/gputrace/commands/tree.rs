@@ -19,7 +19,7 @@ use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<TreeArgs>("tree", run);
 
-/// Shows who held the memory at a moment, as a tree of calls
+/// Show the memory held at a moment, as a tree of calls
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -35,7 +35,7 @@ pub(super) struct TreeArgs {
     #[command(flatten)]
     when: WhenArgs,
 
-    /// What the first level is
+    /// First level of the tree
     #[arg(long, value_parser = show::one_of(GroupBy::ALL), value_name = "WHAT", default_value = "stack")]
     group_by: GroupBy,
 
@@ -46,7 +46,7 @@ pub(super) struct TreeArgs {
     #[command(flatten)]
     native: NativeArgs,
 
-    /// Leave out nodes with less [default: one in 200 of everything]
+    /// Omit smaller nodes [default: 1/200 of the total]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     min_bytes: Option<u64>,
 

@@ -13,24 +13,23 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use super::replay::{MachineArgs, replies};
-use crate::show::{self, FILES, Named, ShowArgs, complain};
+use crate::show::{self, FILES, Named, ShowArgs, TRACES, complain};
 use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<TuneArgs>("tune", run).of_replays();
 
-/// Finds the PYTORCH_CUDA_ALLOC_CONF line that saves most memory
+/// Find the PYTORCH_CUDA_ALLOC_CONF that saves the most memory
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace tune train.gtr
   gputrace tune --torch-version 2.11 --device-memory 24GiB --json snapshot.pickle.gz
-  gputrace tune --limit 80GB job/   one setting for all ranks
+  gputrace tune --limit 80GB job/   # one setting for all ranks
 
-How sure: exact, to the byte; interval, it hangs on addresses that no trace holds; bound, at best; guess, the replay of the recorded
-setting is not the run (docs/VERDICTS.md).")]
+How sure (docs/VERDICTS.md): exact, to the byte; interval, depends on unrecorded addresses; bound, the best case; guess, the \
+replay of the recorded setting differs from the run.")]
 pub(super) struct TuneArgs {
-    /// gputrace traces or PyTorch snapshots (plain or .gz); of several, such as the ranks of a job, all get one setting
-    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES, help = TRACES)]
     traces: Vec<Named>,
 
     #[command(flatten)]

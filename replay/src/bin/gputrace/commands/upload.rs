@@ -20,10 +20,10 @@ pub(super) mod sending;
 
 pub(super) const VERB: Verb = Verb::new::<UploadArgs>("upload", run);
 
-/// Sends traces to object storage, and goes on where it was stopped
+/// Send traces to object storage, and continue after an interruption
 ///
-/// What was sent of a trace is kept beside it (TRACE.upload) until all is there: the same command again sends the rest. An object is
-/// there when it is complete, and not before. `gputrace record --upload URL` does this while the program runs.
+/// The file TRACE.upload keeps the progress, so the same command again sends the rest. Objects appear only when complete.
+/// `gputrace record --upload URL` sends while the program runs.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -31,17 +31,17 @@ Examples:
   gputrace upload -o gs://bucket/job/ /local/traces/
   gputrace ranks s3://bucket/job/
 
-Credentials come from the variables that each store's own tools read: docs/OBJECT-STORAGE.md.")]
+Credentials come from the variables that each store's own tools read (docs/OBJECT-STORAGE.md).")]
 pub(super) struct UploadArgs {
-    /// Traces, summaries, snapshots, or folders with them
+    /// Traces, summaries, snapshots, or folders of them
     #[arg(required = true, value_name = "TRACE|DIR")]
     traces: Vec<PathBuf>,
 
-    /// Where to: s3://, gs://, az:// or http(s)://; a name that ends in / is a folder
+    /// Destination: s3://, gs://, az:// or http(s)://; a folder if it ends in /
     #[arg(short, long, value_name = "URL", value_parser = url)]
     output: PathBuf,
 
-    /// Overwrite objects that exist
+    /// Overwrite existing objects
     #[arg(short = 'F', long)]
     force: bool,
 }

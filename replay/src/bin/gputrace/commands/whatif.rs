@@ -16,14 +16,14 @@ use serde_json::json;
 
 use super::Verb;
 use super::replay::MachineArgs;
-use crate::show::{self, FILES, Named, ShowArgs, complain};
+use crate::show::{self, FILES, Named, ShowArgs, TRACES, complain};
 
 pub(super) const VERB: Verb = Verb::new::<WhatifArgs>("whatif", run).of_replays();
 
 /// Most micro-batches of a step, and the highest rank of adapters.
 const MOST: u64 = 1 << 16;
 
-/// Says what the same program would need with another optimizer, precision, checkpointing, sharding or offload
+/// Predict the memory of a training run with another optimizer, precision, checkpointing, sharding or offload
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -34,18 +34,17 @@ Examples:
   gputrace whatif --plan --limit 24GiB train.gtr
   gputrace whatif --accumulate 4 --policy torch:expandable_segments:True train.gtr
 
-Edits combine. How sure: certain, PyTorch's code decides every size and moment; range, some are known within limits; guess, something is
-assumed that the trace does not show (docs/WHATIF.md).")]
+Edits combine. How sure (docs/WHATIF.md): certain, PyTorch's code decides every size and moment; range, some are known within \
+limits; guess, something unrecorded is assumed.")]
 pub(super) struct WhatifArgs {
-    /// gputrace traces or PyTorch snapshots (plain or .gz) of training runs
-    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES)]
+    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES, help = TRACES)]
     traces: Vec<Named>,
 
-    /// Another optimizer: sgd, momentum, adam, adamw, adafactor or adam8bit
+    /// Optimizer: sgd, momentum, adam, adamw, adafactor or adam8bit
     #[arg(long, value_name = "NAME", value_parser = |text: &str| by_name(OPTIMIZERS, text))]
     optimizer: Option<Optimizer>,
 
-    /// How Adam and AdamW update: foreach, for-loop or fused [default: as recorded, or PyTorch's default]
+    /// Updates by Adam and AdamW: foreach, for-loop or fused [default: as recorded, or PyTorch's]
     #[arg(long, value_name = "WAY", value_parser = |text: &str| by_name(WAYS, text))]
     adam: Option<Way>,
 
@@ -53,40 +52,39 @@ pub(super) struct WhatifArgs {
     #[arg(long, value_name = "yes|no", value_parser = yes_or_no)]
     set_to_none: Option<bool>,
 
-    /// Micro-batches of the recorded size per step of the optimizer
+    /// Micro-batches of the recorded size per optimizer step
     #[arg(long, value_name = "N", value_parser = number)]
     accumulate: Option<u64>,
 
-    /// Layers that are computed again in the backward pass: all, every:2 or layers:0..5
+    /// Layers to recompute in the backward pass: all, every:2 or layers:0..5
     #[arg(long, value_name = "LAYERS", value_parser = Chosen::parse)]
     checkpoint: Option<Chosen>,
 
-    /// What is kept in host memory: activations (torch.autograd.graph.save_on_cpu) or optimizer (its state and update)
+    /// Move to the host: activations (torch.autograd.graph.save_on_cpu) or optimizer (state and update)
     #[arg(long, value_name = "WHAT", value_parser = |text: &str| by_name(OFFLOADS, text))]
     offload: Option<Offload>,
 
-    /// Another number format: autocast-bf16, autocast-fp16 or bf16 (model, gradients and state)
+    /// Number format: autocast-bf16, autocast-fp16 or bf16 (model, gradients and state)
     #[arg(long, value_name = "FORMAT", value_parser = |text: &str| by_name(PRECISIONS, text))]
     precision: Option<Precision>,
 
-    /// The first share of the parameter tensors is not trained: 0.5 for half of them
+    /// Do not train the first share of the parameter tensors: 0.5 for half
     #[arg(long, value_name = "SHARE", value_parser = share, conflicts_with = "lora")]
     freeze: Option<f64>,
 
-    /// Adapters of this rank at every matrix product are trained, and nothing else
+    /// Train only adapters of this rank at every matrix product
     #[arg(long, value_name = "RANK", value_parser = number)]
     lora: Option<u64>,
 
-    /// Several processes, each with the recorded batch: ddp:2, zero1:2 or fsdp:2
+    /// Processes, each with the recorded batch: ddp:2, zero1:2 or fsdp:2
     #[arg(long, value_name = "LAYOUT:N", value_parser = Layout::parse)]
     layout: Option<Layout>,
 
-    /// Tries edits that change no result, the cheapest first, until the program fits --limit; edits that are named are part of each
+    /// Try edits that change no result, cheapest first, until the program fits --limit; the given edits are part of each
     #[arg(long, requires = "limit", conflicts_with = "policy")]
     plan: bool,
 
-    /// Allocator to simulate, NAME or NAME:OPTIONS; may be given several times [default: torch as recorded]. `gputrace
-    /// replay --policy help` lists them
+    /// Allocator to simulate (repeatable); see `gputrace replay --policy help` [default: torch as recorded]
     #[arg(long, value_name = "NAME[:OPTIONS]")]
     policy: Vec<String>,
 

@@ -12,17 +12,17 @@ use crate::show::{self, ShowArgs, TraceArgs};
 
 pub(super) const VERB: Verb = Verb::new::<WhoArgs>("who", run);
 
-/// Shows every owner that an address had: what it lay in, who made and freed it, when, and what lay beside it
+/// Show every owner of an address: the block, who allocated and freed it, when, and its neighbours
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   gputrace who 0x7f5c40000200 train.gtr
   gputrace who 7f5c40000200 --json snapshot.pickle.gz
 
-For the address that a CUDA error names (illegal memory access, misaligned address): compute-sanitizer and cuda-gdb print it.
-Device addresses differ from run to run: the trace must be of the run that failed.")]
+compute-sanitizer and cuda-gdb print the address of an illegal or misaligned access. Addresses differ from run to run, so use \
+the trace of the failed run.")]
 pub(super) struct WhoArgs {
-    /// Device address, hexadecimal
+    /// Device address in hexadecimal
     #[arg(value_name = "ADDRESS", value_parser = address)]
     address: u64,
 

@@ -12,20 +12,20 @@ use super::record::{closing, launch};
 pub(super) const VERB: Verb = Verb::new::<WitnessArgs>(NAME, run);
 const NAME: &str = "witness";
 
-/// Waits for the end of a recorded program; started by gputrace record
+/// Wait for the end of a recorded program; started by gputrace record
 #[derive(Args)]
 #[command(hide = true)]
 pub(super) struct WitnessArgs {
-    /// When the job began
+    /// Start of the job
     #[arg(long)]
     began: String,
-    /// The program's number
+    /// Process ID
     #[arg(long)]
     pid: u32,
-    /// What it is called
+    /// Name of the program
     #[arg(long)]
     program: String,
-    /// Do it as nobody's child
+    /// Run without a parent
     #[arg(long)]
     detach: bool,
 }
