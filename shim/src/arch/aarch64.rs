@@ -164,8 +164,9 @@ pub(crate) fn this_thread() -> u64 {
 #[unsafe(link_section = "gputrace_hot_data")]
 static SIGNATURE: AtomicU64 = AtomicU64::new(0);
 
-/// Learns what [`this_thread`] and [`address`] need. `pthread_self` is null, or the C library's function of this name.
-pub(crate) fn learn(pthread_self: *mut c_void) {
+/// Learns what [`this_thread`] and [`address`] need. `pthread_self` finds the C library's function of this name, or null.
+pub(crate) fn learn(pthread_self: impl FnOnce() -> *mut c_void) {
+    let pthread_self = pthread_self();
     if !pthread_self.is_null() {
         // SAFETY: the C library's function of this name, which reads the thread pointer and nothing else.
         let this: extern "C" fn() -> u64 = unsafe { core::mem::transmute(pthread_self) };

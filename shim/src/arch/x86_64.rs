@@ -132,7 +132,7 @@ pub(crate) fn this_thread() -> u64 {
 
 /// Learns what [`this_thread`] and [`return_address`] need: nothing here.
 #[inline(always)]
-pub(crate) fn learn(_pthread_self: *mut core::ffi::c_void) {}
+pub(crate) fn learn(_pthread_self: impl FnOnce() -> *mut core::ffi::c_void) {}
 
 /// A client request of Valgrind (valgrind.h); 0 without it.
 ///

@@ -39,7 +39,7 @@ pub(crate) type Lookup = unsafe extern "C" fn(name: *const c_char) -> *mut c_voi
 /// `lookup` gives the addresses of the symbols with these names, or null.
 pub(crate) unsafe fn init(lookup: Lookup) {
     // SAFETY: a C string, at a moment the caller chose.
-    arch::learn(unsafe { lookup(c"pthread_self".as_ptr()) });
+    arch::learn(|| unsafe { lookup(c"pthread_self".as_ptr()) });
     // SAFETY: as above.
     let find_object = unsafe { lookup(c"_dl_find_object".as_ptr()) };
     // SAFETY: glibc exports one function of this name.
