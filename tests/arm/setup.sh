@@ -35,4 +35,11 @@ rm -rf "$folder/libraries"
 mkdir -p "$folder/root/opt/arm/bin"
 for name in cc gcc; do ln -sf /usr/bin/aarch64-linux-gnu-gcc "$folder/root/opt/arm/bin/$name"; done
 for name in c++ g++; do ln -sf /usr/bin/aarch64-linux-gnu-g++ "$folder/root/opt/arm/bin/$name"; done
+# NVIDIA's CUDA runtime for AArch64, for programs that use it; without it they are skipped.
+mkdir -p "$folder/target/cudart"
+if python3 -m pip download -q --no-deps --only-binary=:all: --platform manylinux2014_aarch64 -d "$folder/wheels" \
+  nvidia-cuda-runtime-cu12 >>"$folder/setup.log" 2>&1; then
+  python3 -m zipfile -e "$folder"/wheels/nvidia_cuda_runtime_cu12-*.whl "$folder/wheels/unpacked"
+  cp "$folder"/wheels/unpacked/nvidia/cuda_runtime/lib/libcudart.so.12 "$folder/target/cudart/"
+fi
 touch "$folder/ready"
