@@ -52,7 +52,7 @@ def normal(report):
     report = re.sub(r"[^ (]*/(?=[^/ ]+)", "", report)
     report = re.sub(r"demo-\d.gtr", "TRACE", report)
     # The emulator is the process's program, as far as the kernel knows: the program itself is named as a library is.
-    report = re.sub(r"\bdemo\b(?!\.)", "application", report)
+    report = re.sub(r"\bdemo(-\d)?\b(?!\.)", "application", report)
     lines = [re.sub(r" +", " ", line).strip() for line in report.splitlines()]
     # Samples of NVML are taken by the clock.
     by_clock = re.compile(r"events \d|The driver's own figures|.*what the driver charged|\d+ notes? of the recording|next ")
@@ -72,13 +72,25 @@ def record(gputrace, runs, trace, command, *options):
 
 def demo():
     """The built-in demo: its report has the same rows on both."""
-    here = lambda *command: run(command)
+    here = lambda *command: [str(word) for word in command]
+    emulated = lambda *command: [str(word) for word in (HERE / "inside.sh", FOLDER, "run", *command)]
     reports = []
-    for runs, programs in [(here, RELEASE), (inside, ARM)]:
-        trace = WORK / f"demo-{len(reports)}.gtr"
-        result = record(programs / "gputrace", runs, trace, [programs / "fake-cuda", "demo"])
-        check(f"the demo ends well ({programs.parent.name})", result.returncode == 0, result.stdout + result.stderr)
-        report = runs(programs / "gputrace", "report", "--all", trace)
+    for prefix, programs in [(here, RELEASE), (emulated, ARM)]:
+        number = len(reports)
+        program, trace = WORK / f"demo-{number}", WORK / f"demo-{number}.gtr"
+        sources = [HERE.parent / "programs/demo.c", HERE / "waits.c"]
+        built = run(prefix("cc", "-O1", "-g", "-Dmain=demo", "-o", program, *sources, "-ldl"))
+        check("the demo is built", built.returncode == 0, built.stderr)
+        trace.unlink(missing_ok=True)
+        options = ["record", "-F", "-q", "--no-oom-report", "-o", trace]
+        command = ["env", "FAKE_CUDA_MEMORY=2GiB", programs / "gputrace", *options, "--", programs / "fake-cuda", program]
+        process = subprocess.Popen(prefix(*command), stdin=subprocess.PIPE)
+        # The recorder has found the process once it writes what it knows of it.
+        while process.poll() is None and not (trace.exists() and trace.stat().st_size > 8):
+            time.sleep(0.05)
+        process.stdin.close()
+        check(f"the demo ends well ({programs.parent.name})", process.wait(300) == 0)
+        report = run(prefix(programs / "gputrace", "report", "--all", trace))
         reports.append(normal(report.stdout))
         # A trace is read on either.
         other = run([RELEASE / "gputrace", "report", "--all", trace])
@@ -116,11 +128,12 @@ def programs():
         if built.returncode:
             check(f"{name} is built", False, built.stderr)
             continue
-        alone = inside(fake, program)
+        settings = re.findall(r"//# Env: (\S+)", source.read_text())
+        alone = inside("env", *settings, fake, program)
         folder = WORK / f"{name}.traces"
         run(["rm", "-rf", folder])
         folder.mkdir()
-        recorded = record(ARM / "gputrace", inside, folder / "t.gtr", [fake, program])
+        recorded = record(ARM / "gputrace", inside, folder / "t.gtr", ["env", *settings, fake, program])
         same = (recorded.returncode, recorded.stdout) == (alone.returncode, alone.stdout)
         check(f"{name} ends as alone ({alone.returncode})", same, f"{alone}\n{recorded}")
         time.sleep(1)  # Recorders of children end a little later than the program.
