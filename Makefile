@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp
+.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -134,6 +134,13 @@ objects: build ## Read and write traces in stores that start here, from their pa
 	cargo build --release -p gputrace-schemas --example training
 	tests/objects/setup.sh target/objects
 	python3 tests/objects/objects.py $(RELEASE) target/objects target/objects/job
+
+# In a Debian of its own below target/arm, which `mmdebstrap` makes of the mirror (ARM_MIRROR=URL names another).
+arm: build ## Build for AArch64, run it under QEMU, and hold its report against that of x86-64
+	@tests/arm/setup.sh target/arm || { [ $$? = 77 ] && exit 0; } && if [ -e target/arm/ready ]; then \
+	  tests/arm/inside.sh target/arm build cargo build --offline --release -p gputrace-shim -p gputrace -p gputrace-fake-cuda \
+	    --lib --bin gputrace --bin fake-cuda && \
+	  python3 tests/arm/check.py target/arm $(RELEASE); fi
 
 mcp: ## Ask `gputrace mcp` by the protocol's own client library, and as nobody should
 	cargo test -p gputrace --features mcp --bin gputrace mcp::

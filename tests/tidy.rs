@@ -160,6 +160,20 @@ fn names_reach_a_terminal_only_through_what_makes_them_printable() {
 
 /// What lies in object storage is brought by `trace/files.rs`: whatever opens a trace by another way reads files of this machine only.
 #[test]
+fn the_shim_asks_which_processor_it_is_for_in_one_place() {
+    for (file, text) in sources("shim") {
+        let lines = text.lines().enumerate().filter(|(_, line)| line.contains("target_arch"));
+        for (at, line) in lines.filter(|_| file != "shim/src/arch/mod.rs") {
+            panic!(
+                "{file}:{}: {}: what differs between processors goes into shim/src/arch/, one file for each, under one name in both",
+                at + 1,
+                line.trim()
+            );
+        }
+    }
+}
+
+#[test]
 fn traces_are_opened_in_one_place() {
     const WAYS: [&str; 5] =
         ["File::open(", "fs::read(", "fs::read_to_string(", "OpenOptions::new(", "File::options("];
@@ -245,9 +259,6 @@ const IMPORTS: &[(&str, &str)] = &[
 
 #[test]
 fn the_library_calls_nothing_that_another_library_could_stand_in_for() {
-    if !cfg!(target_arch = "x86_64") {
-        return; // Copies and comparisons are the C library's elsewhere.
-    }
     let path = recorded::built().join("libgputrace.so");
     let data = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let header = FileHeader64::<Endianness>::parse(&*data).expect("an ELF file");

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How long the library waits in the process for a wish at least, before it gives the program its words back.
+#[cfg(target_arch = "x86_64")]
 const SERVES: Duration = Duration::from_secs(10);
 /// How long a call of the program's is waited for that hears a wish, before a thread is brought in that does.
 #[cfg(target_arch = "x86_64")]
@@ -123,12 +124,23 @@ pub fn possible(pid: u32) -> Result<(), Refusal> {
 /// It could not: why.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn possible(pid: u32) -> Result<(), Refusal> {
-    Err(Refusal::NotLoaded(pid))
+    Err(not_on_this_processor(pid))
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 fn bring(pid: u32, _: &Path, _: Duration) -> Result<Page, Refusal> {
-    Err(Refusal::NotLoaded(pid))
+    Err(not_on_this_processor(pid))
+}
+
+/// The thread that brings the library in needs registers and instructions of the processor, which are written for x86-64 only.
+#[cfg(not(target_arch = "x86_64"))]
+fn not_on_this_processor(pid: u32) -> Refusal {
+    let why = format!(
+        "libgputrace.so can be loaded into a running process on x86-64 only, not on {}; start the process with LD_PRELOAD=libgputrace.so \
+         and GPUTRACE=dormant to attach to it later",
+        std::env::consts::ARCH
+    );
+    Refusal::NotLate { pid, why }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -11,6 +11,13 @@
 //! One recorder belongs to one traced process. It trusts nothing that it reads from the ring or from `/proc`, never
 //! blocks the process, and whatever it has written is readable if it is killed.
 #![deny(unsafe_code)]
+#![cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(
+        dead_code,
+        reason = "what reads the stacks of running processes, and attaches to them late, is for x86-64"
+    )
+)]
 #![warn(clippy::print_stderr, reason = "`say` keeps terminals from obeying names")]
 
 pub mod attach;
@@ -67,6 +74,8 @@ pub mod symbolise;
 mod symbols;
 #[cfg(target_arch = "x86_64")]
 mod thread_copy;
+mod thread_stack;
+#[cfg_attr(not(target_arch = "x86_64"), path = "thread_stacks_elsewhere.rs")]
 pub mod thread_stacks;
 mod ticks;
 mod translate;

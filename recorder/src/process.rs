@@ -284,6 +284,7 @@ fn parse_maps(maps: &str, time: Nanos, ring: u64) -> AddressSpace {
     let mut has_ring = false;
     // First address and offset of the run of mappings of one file.
     let mut run: Option<(&str, u64)> = None;
+    let is_emulated = is_emulated(maps);
     for line in maps.lines() {
         let Some(line) = MapsLine::parse(line) else { continue };
         has_ring |= line.inode == ring && ring != 0;
@@ -300,7 +301,8 @@ fn parse_maps(maps: &str, time: Nanos, ring: u64) -> AddressSpace {
             _ => line.start,
         };
         run = Some((line.path, first));
-        if !line.executable || line.path.starts_with("/dev/") {
+        let is_code = line.executable || (is_emulated && line.constant);
+        if !is_code || line.path.starts_with("/dev/") {
             continue;
         }
         let path = line.path.trim_end_matches(DELETED);
@@ -322,10 +324,19 @@ fn parse_maps(maps: &str, time: Nanos, ring: u64) -> AddressSpace {
     AddressSpace { mappings: Mappings { time, mapped }, modules, deleted, has_ring }
 }
 
+/// Whether QEMU runs the program on another processor: it reads the program's code, and maps it as what is only read. Addresses are
+/// the program's own (`linux-user`, both of 64 bits).
+fn is_emulated(maps: &str) -> bool {
+    let mut code = maps.lines().filter_map(MapsLine::parse).filter(|line| line.executable);
+    code.any(|line| line.path.rsplit('/').next().is_some_and(|name| name.starts_with("qemu-")))
+}
+
 struct MapsLine<'a> {
     start: u64,
     end: u64,
     executable: bool,
+    /// Can be read, and neither written to nor run.
+    constant: bool,
     offset: u64,
     inode: u64,
     path: &'a str,
@@ -346,6 +357,7 @@ impl MapsLine<'_> {
             start: u64::from_str_radix(start, 16).ok()?,
             end: u64::from_str_radix(end, 16).ok()?,
             executable: permissions.as_bytes().get(2) == Some(&b'x'),
+            constant: permissions.starts_with("r--"),
             offset: u64::from_str_radix(offset, 16).ok()?,
             inode: inode.parse().ok()?,
             path: rest,
@@ -626,6 +638,23 @@ mod tests {
         assert_eq!(space.deleted, HashSet::from([0x7f00_0020_0000]));
         assert!(space.has_ring);
         assert!(!parse_maps(maps, Nanos(5), 78).has_ring);
+    }
+
+    #[test]
+    fn the_code_of_an_emulated_program_is_what_it_maps_without_running_it() {
+        let program = "\
+5500000000-5500002000 r--p 00000000 08:01 11 /usr/bin/a
+5500012000-5500013000 r--p 00002000 08:01 11 /usr/bin/a
+5500013000-5500014000 rw-p 00003000 08:01 11 /usr/bin/a
+";
+        let emulator = "7f0000200000-7f0000300000 r-xp 00000000 08:01 12 /usr/bin/qemu-aarch64-static\n";
+        let names = |maps: &str| -> Vec<String> {
+            let space = parse_maps(maps, Nanos(5), 0);
+            space.modules.into_iter().map(|module| format!("{} {:x}", module.path, module.start)).collect()
+        };
+        assert_eq!(names(program), [""; 0]);
+        let both = names(&format!("{program}{emulator}"));
+        assert_eq!(both, ["/usr/bin/a 5500000000", "/usr/bin/qemu-aarch64-static 7f0000200000"]);
     }
 
     #[test]

@@ -14,6 +14,7 @@
 use crate::foreign::Foreign;
 use crate::opened::text_of_proc;
 use crate::ptrace::{Held, Stop, Urgent};
+use crate::thread_stack::How;
 use crate::unwind::{Moment, RBP, RBX, RIP, RSP, Registers};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
@@ -81,17 +82,6 @@ impl Status {
         }
         status
     }
-}
-
-/// How a copy was made.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum How {
-    /// The thread waited, and was not stopped.
-    Waiting,
-    /// It was stopped, for so long at most: from when it was last seen to run until it was let go.
-    Stopped(Duration),
-    /// There is no copy, and why.
-    None(String),
 }
 
 /// A thread at one moment, with what else was read of it then.

@@ -18,8 +18,7 @@ use std::fs;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-pub use crate::thread_copy::How;
-pub use crate::unwind::End;
+pub use crate::thread_stack::{End, How, NoStacks, Stacks, ThreadStack};
 
 /// Threads that are read at most.
 const MOST_THREADS: usize = 1024;
@@ -31,62 +30,6 @@ const NAMES: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs
 const INTERPRETER: [&str; 2] = ["_PyEval_EvalFrameDefault", "_TAIL_CALL_"];
 /// The kernel's code in each process is smaller.
 const MOST_VDSO: u64 = 64 << 10;
-
-/// Why there are no stacks.
-#[derive(Debug, thiserror::Error)]
-pub enum NoStacks {
-    /// There is no such process.
-    #[error("process {0} does not exist (any more)")]
-    Gone(u32),
-    /// The kernel does not let us read.
-    #[error("the memory of process {pid} may not be read: {why}")]
-    Refused {
-        /// The process.
-        pid: u32,
-        /// Why, and what to change.
-        why: String,
-    },
-}
-
-/// The stacks of a process.
-#[derive(Debug)]
-pub struct Stacks {
-    /// Its threads, the main thread first.
-    pub threads: Vec<ThreadStack>,
-    /// Why there are no Python frames; `None` where there are.
-    pub no_python: Option<String>,
-    /// Files of its code, by the numbers that native frames name.
-    pub modules: Vec<Module>,
-}
-
-/// The stack of a thread.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ThreadStack {
-    /// The kernel's number of it, as its own namespace has it; 0 not known.
-    pub tid: u32,
-    /// The kernel's name of it.
-    pub name: String,
-    /// Its state, as `/proc` says: `S` sleeps, `R` runs, `D` waits in the kernel.
-    pub state: char,
-    /// Its frames, innermost first.
-    pub frames: Vec<Frame>,
-    /// How its native frames were read.
-    pub how: How,
-    /// Where its native frames end.
-    pub end: End,
-    /// Its Python frames changed under each reading: they may be of different moments.
-    pub is_torn: bool,
-}
-
-impl ThreadStack {
-    /// Its Python frames, innermost first: function, file, line.
-    pub fn python(&self) -> impl Iterator<Item = (&str, &str, u32)> {
-        self.frames.iter().filter_map(|frame| match frame {
-            Frame::Python { function, file, line } => Some((function.as_str(), file.as_str(), *line)),
-            Frame::Native { .. } => None,
-        })
-    }
-}
 
 /// Reads the stacks of all threads of a process, by its number in the `/proc` that we see.
 ///

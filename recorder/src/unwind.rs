@@ -8,6 +8,7 @@
 
 use crate::map_file::Mapped;
 use crate::process::{self, AddressSpace, Fate, Target};
+use crate::thread_stack::End;
 use addr2line::gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, Encoding, EndianSlice, EvaluationResult, Expression, Format,
     LittleEndian, Location, Register, RegisterRule, UnwindContext, UnwindSection, UnwindTableRow, Value,
@@ -49,21 +50,6 @@ impl Moment {
         let bytes = self.stack.get(at..at.checked_add(8)?)?;
         bytes.try_into().ok().map(u64::from_le_bytes)
     }
-}
-
-/// Why a stack has no more frames.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum End {
-    /// The thread began there.
-    Whole,
-    /// No table covers the code (code made at run time, or a file that cannot be read).
-    NoTable,
-    /// A register's value is needed that is not known without stopping the thread.
-    Unknown,
-    /// The stack is larger than what was copied, or has more frames than are followed.
-    TooLarge,
-    /// The tables and the stack do not fit together.
-    Damaged,
 }
 
 /// The tables of a process's modules.

@@ -123,7 +123,6 @@ pub(crate) fn is_seen() -> bool {
 }
 
 /// The thread calls `backward()`, in this frame.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn enter(lane: &mut Lane, frame: usize) {
     // SYNC: what holds nodes is visible to whoever asks for one.
     let get = GET_CURRENT_NODE.load(Ordering::Acquire);

@@ -7,6 +7,7 @@
 //! in for that function, and are not ready yet when a program's first `dlsym` comes. So its address is read from the C
 //! library's own table, like that of every function that is called here ([`c_library`]).
 
+use crate::arch;
 use crate::kernel;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -62,9 +63,6 @@ const DT_RELA: i64 = 7;
 const DT_RELASZ: i64 = 8;
 const DT_JMPREL: i64 = 23;
 const DT_RELACOUNT: i64 = 0x6fff_fff9;
-/// A slot that holds the address of a function: R_X86_64_GLOB_DAT and R_X86_64_JUMP_SLOT, R_AARCH64_GLOB_DAT and
-/// R_AARCH64_JUMP_SLOT (the psABIs of both).
-const FUNCTION_SLOTS: [u32; 2] = if cfg!(target_arch = "aarch64") { [1025, 1026] } else { [6, 7] };
 /// Of the relocations that are not for calls, so many are looked at: C++ libraries have millions.
 const MOST_RELOCATIONS: usize = 1 << 16;
 
@@ -462,7 +460,7 @@ impl Object {
                 // SAFETY: the loader has just used the same table, which has `n` entries.
                 let relocation = unsafe { *table.wrapping_add(index) };
                 let slot = self.base.wrapping_add(relocation.offset);
-                if !FUNCTION_SLOTS.contains(&(relocation.info as u32)) || !self.contains(slot) {
+                if !arch::FUNCTION_SLOTS.contains(&(relocation.info as u32)) || !self.contains(slot) {
                     continue;
                 }
                 let symbol = (symbols as *const Symbol).wrapping_add((relocation.info >> 32) as usize);
@@ -503,8 +501,8 @@ impl Object {
     /// Whether the address is in data that the loader locks once it has filled it in (`PT_GNU_RELRO`: whole pages of it, glibc
     /// 2.17 to 2.43, elf/dl-reloc.c).
     pub(crate) fn is_locked(&self, address: usize) -> bool {
-        self.parts(libc::PT_GNU_RELRO)
-            .any(|(_, start, end)| (start & !(PAGE - 1)..end & !(PAGE - 1)).contains(&address))
+        let whole = !(arch::page_bytes() - 1);
+        self.parts(libc::PT_GNU_RELRO).any(|(_, start, end)| (start & whole..end & whole).contains(&address))
     }
 
     /// Whether the address lies in its code.

@@ -3,6 +3,7 @@
 //! A program may change its environment at any moment, also while we read: the C library's array moves, its strings are
 //! freed. So it is copied once, by reads that cannot fault, and what came out as no variable is left out.
 
+use crate::arch;
 use crate::{kernel, sys};
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;
@@ -361,6 +362,8 @@ pub(crate) unsafe fn read_auxiliary(argc: c_int, argv: *const *const c_char) {
             libc::AT_NULL => return,
             libc::AT_SECURE => IS_SECURE.store(if value == 0 { NO } else { YES }, Ordering::Relaxed),
             libc::AT_SYSINFO_EHDR => VDSO.store(value, Ordering::Relaxed),
+            libc::AT_PAGESZ => arch::note_page_bytes(value),
+            libc::AT_HWCAP => arch::note_capabilities(value),
             _ => {}
         }
         pair = pair.wrapping_add(1);
@@ -371,14 +374,12 @@ static VDSO: AtomicUsize = AtomicUsize::new(0);
 
 /// Has clocks read by the vDSO's function, if there is one.
 pub(crate) fn find_clock() {
-    #[cfg(target_arch = "x86_64")]
-    const NAME: &CStr = c"__vdso_clock_gettime";
-    #[cfg(target_arch = "aarch64")]
-    const NAME: &CStr = c"__kernel_clock_gettime";
     let base = VDSO.load(Ordering::Relaxed);
-    if base != 0
-        && let Some(address) = find_in_vdso(base, NAME)
-    {
+    if base == 0 {
+        return;
+    }
+    arch::learn_signal_return(|name| find_in_vdso(base, name));
+    if let Some(address) = find_in_vdso(base, arch::READ_CLOCK) {
         // SAFETY: the vDSO's function of this name has this prototype (vdso(7)).
         clock::read_clocks_with(unsafe { core::mem::transmute::<usize, ReadClock>(address) });
     }

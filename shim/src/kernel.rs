@@ -4,6 +4,7 @@
 //! for them, may not be ready yet, and keep books that our calls would upset; many are cancellation points, so a
 //! thread that is being cancelled would end inside of us; and all of them write `errno`. An instruction does none of that.
 
+use crate::arch;
 use crate::own;
 use crate::valgrind;
 use core::ffi::{CStr, c_int, c_void};
@@ -27,30 +28,9 @@ pub(crate) const ALL_SIGNALS: SignalSet = u64::MAX;
 #[inline]
 pub(crate) unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> Answer {
     let [a, b, c, d, e, f] = arguments;
-    let answer: isize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the kernel's own convention (psABI AMD64, A.2.1): it changes rcx, r11 and the answer, and memory only as the
-    // caller of this function knows.
-    unsafe {
-        core::arch::asm!(
-            "syscall",
-            inlateout("rax") number as isize => answer,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: the kernel's own convention (syscall(2)): it changes the answer, and memory only as the caller knows.
-    unsafe {
-        core::arch::asm!(
-            "svc 0",
-            in("x8") number,
-            inlateout("x0") a as isize => answer,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
-            options(nostack),
-        );
-    }
+    // SAFETY: the kernel's own convention (psABI AMD64, A.2.1; syscall(2)): it changes what the instruction says and the answer, and
+    // memory only as the caller of this function knows.
+    let answer: isize = unsafe { arch::system_call!(number, a, b, c, d, e, f) };
     // Errors are the last page of numbers (linux/err.h, MAX_ERRNO).
     if (-4095..0).contains(&answer) { Err(-answer as c_int) } else { Ok(answer as usize) }
 }
@@ -382,77 +362,6 @@ unsafe extern "C" {
     #[link_name = "gputrace_clone"]
     fn clone_onto(flags: usize, stack: usize, function: usize, argument: usize) -> isize;
 }
-
-// In assembly, because the child comes back from the same instruction on a stack that has nothing of the caller's.
-#[cfg(target_arch = "x86_64")]
-core::arch::global_asm!(
-    ".pushsection .text.gputrace_clone,\"ax\",@progbits",
-    ".globl gputrace_clone",
-    ".hidden gputrace_clone",
-    ".type gputrace_clone, @function",
-    "gputrace_clone:",
-    ".cfi_startproc",
-    "mov r8, rdx", // the function
-    "mov r9, rcx", // its argument: the kernel keeps both
-    "xor edx, edx",
-    "xor r10d, r10d",
-    "mov eax, {clone}",
-    // The two that were used are numbers of the kernel's too: no thread pointer is set without its flag.
-    "syscall",
-    "test rax, rax",
-    "jz 1f",
-    "ret",
-    ".cfi_endproc",
-    "1:",
-    ".cfi_startproc",
-    ".cfi_undefined rip", // nobody called us here
-    "xor ebp, ebp",
-    "mov rdi, r9",
-    "call r8",
-    "mov edi, eax",
-    "mov eax, {exit}",
-    "syscall",
-    "ud2",
-    ".cfi_endproc",
-    ".size gputrace_clone, . - gputrace_clone",
-    ".popsection",
-    clone = const libc::SYS_clone,
-    exit = const libc::SYS_exit_group,
-);
-
-#[cfg(target_arch = "aarch64")]
-core::arch::global_asm!(
-    ".pushsection .text.gputrace_clone,\"ax\",@progbits",
-    ".globl gputrace_clone",
-    ".hidden gputrace_clone",
-    ".type gputrace_clone, @function",
-    "gputrace_clone:",
-    ".cfi_startproc",
-    "mov x9, x2", // the function
-    "mov x10, x3", // its argument: the kernel keeps both
-    "mov x2, xzr",
-    "mov x3, xzr",
-    "mov x4, xzr",
-    "mov x8, #{clone}",
-    "svc 0",
-    "cbz x0, 1f",
-    "ret",
-    ".cfi_endproc",
-    "1:",
-    ".cfi_startproc",
-    ".cfi_undefined x30", // nobody called us here
-    "mov x29, xzr",
-    "mov x0, x10",
-    "blr x9",
-    "mov x8, #{exit}",
-    "svc 0",
-    "brk #1",
-    ".cfi_endproc",
-    ".size gputrace_clone, . - gputrace_clone",
-    ".popsection",
-    clone = const libc::SYS_clone,
-    exit = const libc::SYS_exit_group,
-);
 
 /// Ends the process with SIGABRT, or, where the program catches or ignores that, with 134.
 pub(crate) fn abort() -> ! {

@@ -105,7 +105,18 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
     // Where the child between us stays, we do not stand still until it ends.
     let flags = libc::CLONE_VM | if stays { 0 } else { libc::CLONE_VFORK };
     // SAFETY: the child runs on its own stack and touches only `launch`, which stay until it is gone, or for ever.
-    let child = unsafe { kernel::spawn(flags, prepared.outer_stack, detach, launch.cast()) };
+    let mut child = unsafe { kernel::spawn(flags, prepared.outer_stack, detach, launch.cast()) };
+    // QEMU's emulation of programs refuses what Linux never does, a child that ends without a signal, and makes a copy of one that
+    // would share our memory. There, the program may see one SIGCHLD.
+    let is_emulated = child == Err(libc::EINVAL);
+    if is_emulated {
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        // SAFETY: there is no child.
+        unsafe { (*launch).stays = false };
+        // SAFETY: as above.
+        child = unsafe { kernel::spawn(flags, prepared.outer_stack, detach, launch.cast()) };
+    }
+    let stays = stays && !is_emulated;
     // SAFETY: the children write atomics only, once they run.
     let (state, error, recorder) = unsafe { (&(*launch).state, &(*launch).error, &(*launch).recorder) };
     let result = match child {
@@ -119,9 +130,9 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
             }
             // Nobody else can wait for it.
             let ended_with = if stays { None } else { exit_code(child) };
-            // Valgrind makes a fork of this: what the child stored, we do not see.
+            // Valgrind and QEMU make a fork of this: what the child stored, we do not see.
             let state = match state.load(Ordering::Acquire) {
-                0 if valgrind::is_on() => ended_with.unwrap_or(0),
+                0 if valgrind::is_on() || is_emulated => ended_with.unwrap_or(0),
                 state => state,
             };
             outcome(state, error.load(Ordering::Relaxed), recorder.load(Ordering::Relaxed))
@@ -401,7 +412,7 @@ extern "C" fn detach(launch: *mut c_void) -> c_int {
 fn exit_code(child: usize) -> Option<u32> {
     let mut status: c_int = 0;
     loop {
-        let arguments = [child, (&raw mut status) as usize, libc::__WCLONE as usize, 0, 0, 0];
+        let arguments = [child, (&raw mut status) as usize, libc::__WALL as usize, 0, 0, 0];
         // SAFETY: the kernel writes the number.
         match unsafe { kernel::call(libc::SYS_wait4, arguments) } {
             Err(libc::EINTR) => {}

@@ -5,6 +5,7 @@
 //! An entry's place follows from its address: one of eight slots in one of two buckets, so that looking for it costs two
 //! cache lines whatever came and went before. What finds no slot is counted.
 
+use crate::arch;
 use crate::{kernel, sys};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
@@ -165,16 +166,6 @@ fn next_use(facts: &Facts) -> u64 {
     (facts.told.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32
 }
 
-/// As a fence between what was exchanged before and what is read after.
-#[inline]
-fn fence_after_exchange() {
-    // An exchange is a full barrier there, and a fence costs more than all else here (Intel SDM vol. 3A, 10.2.3.9; AMD APM vol. 2, 7.2).
-    #[cfg(target_arch = "x86_64")]
-    core::sync::atomic::compiler_fence(Ordering::SeqCst);
-    #[cfg(not(target_arch = "x86_64"))]
-    fence(Ordering::SeqCst);
-}
-
 /// The two buckets of a key.
 #[inline]
 fn buckets(key: u64) -> [usize; 2] {
@@ -223,7 +214,7 @@ impl Table {
                 // SYNC: the facts are whole for whoever sees the key.
                 slot.swap(key, Ordering::AcqRel);
                 // SYNC: either the session that begins now sees the key, or the caller sees that session.
-                fence_after_exchange();
+                arch::fence_after_exchange();
                 return Some(facts);
             }
         }

@@ -29,6 +29,7 @@
 //! valgrind.rs        being run by Valgrind
 //! messages.rs        what the library says to the user
 //! tls.rs, mark.rs, config.rs, environment.rs, ends.rs, own.rs, thread_id.rs, elf.rs, kernel.rs
+//! arch/              what differs between processors: all assembly, registers, calling conventions, frames
 //! ```
 //!
 //! What every event of PyTorch's needs lies together, code in the section `gputrace_hot` and variables in
@@ -39,6 +40,7 @@
 #![no_std]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
+mod arch;
 mod auxiliary;
 mod backward;
 mod bytes;
@@ -78,8 +80,6 @@ mod sys;
 mod thread_id;
 mod thread_state;
 mod tls;
-#[cfg(target_arch = "x86_64")]
-mod trampoline;
 mod valgrind;
 mod words;
 
@@ -121,6 +121,7 @@ core::arch::global_asm!(
     ".pushsection .text.rust_eh_personality,\"ax\",@progbits",
     ".weak rust_eh_personality",
     ".hidden rust_eh_personality",
-    "rust_eh_personality: ud2",
+    "rust_eh_personality:",
+    arch::trap!(),
     ".popsection",
 );

@@ -6,6 +6,7 @@
 //! of a failed write kept from the program. All other messages go into the ring ([`gputrace_ring::notices`]), from which the recorder
 //! takes them into the trace; and without a ring into a file beside the place where it would have been.
 
+use crate::arch;
 use crate::kernel::{self, Answer, File};
 use crate::sys::Text;
 use crate::{elf, own, ring_file};
@@ -218,17 +219,10 @@ fn write_nonblocking(file: c_int, which: Which, line: &[u8]) -> Answer {
 
 /// Whether a write would not wait, and somebody is at the other end. Does not wait itself.
 fn is_ready(file: c_int) -> bool {
-    let mut wanted = libc::pollfd { fd: file, events: libc::POLLOUT, revents: 0 };
-    let at = (&raw mut wanted) as usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: one structure.
-    let answer = unsafe { kernel::call(libc::SYS_poll, [at, 1, 0, 0, 0, 0]) };
-    #[cfg(not(target_arch = "x86_64"))]
-    let answer = {
-        let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: one structure, and a time to wait.
-        unsafe { kernel::call(libc::SYS_ppoll, [at, 1, (&raw const no_time) as usize, 0, 0, 0]) }
-    };
+    let mut wanted = [libc::pollfd { fd: file, events: libc::POLLOUT, revents: 0 }];
+    // SAFETY: as many structures as it says, and a time to wait.
+    let answer = arch::poll_now(&mut wanted, |number, arguments| unsafe { kernel::call(number, arguments) });
+    let [wanted] = wanted;
     answer == Ok(1) && wanted.revents & POLLERR_OR_WORSE == 0 && wanted.revents & libc::POLLOUT != 0
 }
 

@@ -4,6 +4,7 @@
 //! loader: a preloaded library has its place in the static block from the start, so an access is two instructions
 //! and works in the first call of a thread, in its last, and in a signal handler.
 
+use crate::arch;
 use core::cell::Cell;
 
 /// A thread's own words, all zero when it starts.
@@ -77,48 +78,10 @@ core::arch::global_asm!(
 /// The calling thread's words.
 #[inline]
 pub(crate) fn here() -> &'static Tls {
-    let words: *const Tls;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the ABI keeps the thread pointer at fs:0; the linker fills in the offset from it.
-    unsafe {
-        core::arch::asm!(
-            "mov {words}, qword ptr fs:[0]",
-            "add {words}, qword ptr [rip + gputrace_thread_words@gottpoff]",
-            words = out(reg) words,
-            options(pure, readonly, nostack),
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: the ABI keeps the thread pointer in tpidr_el0; the linker fills in the offset from it.
-    unsafe {
-        core::arch::asm!(
-            "mrs {words}, tpidr_el0",
-            "adrp {offset}, :gottprel:gputrace_thread_words",
-            "ldr {offset}, [{offset}, :gottprel_lo12:gputrace_thread_words]",
-            "add {words}, {words}, {offset}",
-            words = out(reg) words,
-            offset = out(reg) _,
-            options(pure, readonly, nostack),
-        );
-    }
+    let words = arch::thread_words().cast::<Tls>();
     // SAFETY: the words exist as long as the thread, are zero at its start, and only this thread reaches them. The
     // reference is not `Send`, because `Cell` is not `Sync`.
     unsafe { &*words }
 }
 
-/// Where the calling function's stack is.
-#[inline(always)]
-pub(crate) fn stack_pointer() -> usize {
-    let here: usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads a register.
-    unsafe {
-        core::arch::asm!("mov {}, rsp", out(reg) here, options(nomem, nostack, preserves_flags));
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: reads a register.
-    unsafe {
-        core::arch::asm!("mov {}, sp", out(reg) here, options(nomem, nostack, preserves_flags));
-    }
-    here
-}
+pub(crate) use arch::stack_pointer;

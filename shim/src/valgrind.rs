@@ -5,6 +5,7 @@
 //! (`--error-exitcode`). Valgrind is asked to leave these reads out, by its client requests (valgrind.h, "Client request mechanism"):
 //! an instruction sequence that does nothing elsewhere.
 
+use crate::arch;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// `VG_USERREQ__RUNNING_ON_VALGRIND`, of valgrind.h.
@@ -63,23 +64,6 @@ impl Drop for Unwatched {
 #[inline(never)]
 fn request(number: usize, argument: usize) -> usize {
     let arguments = [number, argument, 0, 0, 0, 0];
-    let mut answer: usize = 0;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: four rotations by 128 bits in all leave the register as it was, and an exchange of a register with itself does nothing.
-    // Valgrind reads the arguments, and writes the answer's register.
-    unsafe {
-        core::arch::asm!(
-            "rol rdi, 3",
-            "rol rdi, 13",
-            "rol rdi, 61",
-            "rol rdi, 51",
-            "xchg rbx, rbx",
-            in("rax") arguments.as_ptr(),
-            inout("rdx") answer,
-            options(nostack),
-        );
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (&mut answer, arguments);
-    answer
+    // SAFETY: six words.
+    unsafe { arch::valgrind_request(arguments.as_ptr()) }
 }

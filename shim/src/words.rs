@@ -6,12 +6,11 @@
 
 use crate::elf::{self, Object};
 use crate::sys::KeepErrno;
-use crate::{kernel, own};
+use crate::{arch, kernel, own};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// More than the libraries of PyTorch have in all (some 1,500: about 100 functions in 15 copies of the runtime).
 const MOST: usize = 8192;
-const PAGE: usize = 4096;
 
 /// All three are 0 where there is none. `slot` is written last, and taken away first.
 struct Word {
@@ -163,9 +162,10 @@ pub(crate) fn restore() {
 
 /// Writes a word of the object's data, if it has `from`.
 fn exchange(object: &Object, slot: usize, from: usize, to: usize) -> bool {
-    let page = slot & !(PAGE - 1);
+    let page_bytes = arch::page_bytes();
+    let page = slot & !(page_bytes - 1);
     let protect = |rights: i32| {
-        let arguments = [page, PAGE, rights as usize, 0, 0, 0];
+        let arguments = [page, page_bytes, rights as usize, 0, 0, 0];
         // SAFETY: a page of the object's data: it could be read before, and can be after.
         unsafe { kernel::call(libc::SYS_mprotect, arguments) }.is_ok()
     };

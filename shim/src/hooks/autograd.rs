@@ -6,6 +6,7 @@
 //! a thread. So where a number is given out, the stack is kept ([`Forward`]); where something happens in the backward
 //! pass, the number is told ([`backward::tell_node`]); the recorder joins the two.
 
+use crate::arch;
 use crate::backward::{self, EXECUTE};
 use crate::callsite;
 use crate::config::Stacks;
@@ -14,8 +15,6 @@ use crate::kernel;
 use crate::lanes::{self, Lane};
 use crate::session::{self, Start};
 use crate::sys::KeepErrno;
-#[cfg(target_arch = "x86_64")]
-use crate::trampoline::calls_around;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use gputrace_ring::record::{Backward, Forward, Operation};
@@ -76,7 +75,6 @@ fn tell_forward(sequence: u64) {
 /// std::shared_ptr<GraphTask>&, std::shared_ptr<Node>, InputBuffer&&)`, called by Python's `backward()`, which stays
 /// inside until the backward pass is done. A `c10::intrusive_ptr<Node>` is passed as the other is: by its address.
 /// Exceptions pass through this frame, so it is described to unwinders and holds nothing that would need cleaning up.
-#[cfg(target_arch = "x86_64")]
 macro_rules! execute_with_graph_task {
     ($function:ident, $symbol:literal) => {
         /// See [`EXECUTE`].
@@ -92,27 +90,20 @@ macro_rules! execute_with_graph_task {
             _root: *mut c_void,
             _inputs: *mut c_void,
         ) -> *mut c_void {
-            calls_around!(
-                saves ["rdi" "rsi" "rdx" "rcx" "r8"],
-                before ["lea rdi, [rsp + 56]"] enter_backward,
-                after ["lea rdi, [rsp + 8]"] leave_backward
-            )
+            arch::calls_around!(execute enter_backward leave_backward)
         }
     };
 }
 
-#[cfg(target_arch = "x86_64")]
 execute_with_graph_task!(
     execute_with_shared_nodes,
     "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE"
 );
-#[cfg(target_arch = "x86_64")]
 execute_with_graph_task!(
     execute_with_intrusive_nodes,
     "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEEN3c1013intrusive_ptrINS0_4NodeENS7_6detail34intrusive_target_default_null_typeIS9_EEEEONS0_11InputBufferE"
 );
 
-#[cfg(target_arch = "x86_64")]
 extern "C" fn enter_backward(frame: usize) -> usize {
     if let Some(mut lane) = backward_lane() {
         let stack = callsite::capture_program(&mut lane);
@@ -122,7 +113,6 @@ extern "C" fn enter_backward(frame: usize) -> usize {
     real(&REAL_EXECUTE, &EXECUTE.map(|(name, _)| name))
 }
 
-#[cfg(target_arch = "x86_64")]
 extern "C" fn leave_backward(frame: usize) {
     if let Some(mut lane) = backward_lane() {
         lane.state().backward.leave(frame);
@@ -130,13 +120,11 @@ extern "C" fn leave_backward(frame: usize) {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 fn backward_lane() -> Option<Lane> {
     let is_told = backward::is_seen() && session::is_live();
     if is_told { lanes::lane(Start::OnlyIfLive) } else { None }
 }
 
-#[cfg(target_arch = "x86_64")]
 fn tell_backward(lane: &mut Lane, frame: usize, stack: u64, begins: u64) {
     let thread = backward::thread_number(lane);
     let producer = lane.producer();

@@ -7,6 +7,7 @@
 
 use super::cuda_driver::{HOOKS, ROWS, Row};
 use super::{nccl_loader, nvshmem, pjrt, torch, unhooked};
+use crate::arch;
 use crate::auxiliary::AUXILIARY;
 use crate::backward;
 use crate::elf::{self, Object};
@@ -631,45 +632,16 @@ fn is_next_after(caller: usize) -> bool {
 ///
 /// # Safety
 /// As `dlsym(3)`.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        "push rdi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rsi",
-        ".cfi_adjust_cfa_offset 8",
-        "mov rdx, [rsp + 16]",
-        "xor ecx, ecx",
-        "sub rsp, 8",
-        ".cfi_adjust_cfa_offset 8",
-        "call {decide}",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rsi",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdi",
-        ".cfi_adjust_cfa_offset -8",
-        "cmp rax, 1",
-        "ja 2f",
-        "je 3f",
-        "mov rax, [rip + {real}]",
-        "jmp rax",
-        "3: xor eax, eax",
-        "2: ret",
-        ".cfi_endproc",
-        decide = sym decide,
-        real = sym REAL_DLSYM,
-    )
+    arch::looks_up!(2 decide REAL_DLSYM)
 }
 
 /// As [`dlsym`], with a version.
 ///
 /// # Safety
 /// As `dlvsym(3)`.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn dlvsym(
@@ -677,34 +649,7 @@ pub(crate) unsafe extern "C" fn dlvsym(
     _name: *const c_char,
     _version: *const c_char,
 ) -> *mut c_void {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        "push rdi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rsi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rdx",
-        ".cfi_adjust_cfa_offset 8",
-        "mov rcx, rdx",
-        "mov rdx, [rsp + 24]",
-        "call {decide}",
-        "pop rdx",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rsi",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdi",
-        ".cfi_adjust_cfa_offset -8",
-        "cmp rax, 1",
-        "ja 2f",
-        "je 3f",
-        "mov rax, [rip + {real}]",
-        "jmp rax",
-        "3: xor eax, eax",
-        "2: ret",
-        ".cfi_endproc",
-        decide = sym decide,
-        real = sym REAL_DLVSYM,
-    )
+    arch::looks_up!(3 decide REAL_DLVSYM)
 }
 
 /// `cuGetProcAddress` and `cuGetProcAddress_v2`: the driver answers first, and only its successes are looked at.

@@ -11,7 +11,6 @@ mod nccl_loader;
 pub(crate) mod nvshmem;
 pub(crate) mod nvtx;
 pub(crate) mod pjrt;
-#[cfg(target_arch = "x86_64")]
 mod process_groups;
 mod structs;
 pub(crate) mod torch;

@@ -6,11 +6,11 @@
 //! runs: we write down what we need, and jump.
 
 use super::autograd::real;
+use crate::arch;
 use crate::nccl::process_groups;
 use crate::remembered;
 use crate::session;
 use crate::sys::KeepErrno;
-use crate::trampoline::jumps_after;
 use core::ffi::c_void;
 use core::sync::atomic::AtomicUsize;
 
@@ -38,7 +38,7 @@ pub(crate) fn note_unloaded() {
 
 /// Writes a function that hands two of its arguments to `enter` and goes on in the function that this says.
 macro_rules! stands_before {
-    ($(#[$doc:meta])* $name:ident as $symbol:literal, $enter:ident($($argument:literal)*)) => {
+    ($(#[$doc:meta])* $name:ident as $symbol:literal, $how:ident $enter:ident) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -46,7 +46,7 @@ macro_rules! stands_before {
         #[unsafe(naked)]
         #[unsafe(export_name = $symbol)]
         pub(crate) unsafe extern "C" fn $name() {
-            jumps_after!([$($argument)*] $enter)
+            arch::jumps_after!($how $enter)
         }
     };
 }
@@ -54,27 +54,27 @@ macro_rules! stands_before {
 stands_before!(
     /// `void c10d::ProcessGroup::setGroupName(const std::string& name)`
     set_name as "_ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
-    enter_set_name()
+    arguments enter_set_name
 );
 stands_before!(
     /// The same where `std::string` is that from before C++11 (PyTorch's packages up to 2.5).
-    set_name_before_cxx11 as "_ZN4c10d12ProcessGroup12setGroupNameERKSs", enter_set_name_before_cxx11()
+    set_name_before_cxx11 as "_ZN4c10d12ProcessGroup12setGroupNameERKSs", arguments enter_set_name_before_cxx11
 );
 stands_before!(
     /// `void c10d::ProcessGroup::setGroupDesc(const std::string& name)`
     set_description as "_ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
-    enter_set_description()
+    arguments enter_set_description
 );
 stands_before!(
     /// The same where `std::string` is that from before C++11.
     set_description_before_cxx11 as "_ZN4c10d12ProcessGroup12setGroupDescERKSs",
-    enter_set_description_before_cxx11()
+    arguments enter_set_description_before_cxx11
 );
 stands_before!(
     /// `c10::intrusive_ptr<Backend> c10d::ProcessGroup::getBackend(c10::DeviceType deviceType)`: the result is written where the
-    /// first argument points (Itanium C++ ABI 3.1.3), so the group is the second.
+    /// caller says (Itanium C++ ABI 3.1.3).
     get_backend as "_ZN4c10d12ProcessGroup10getBackendEN3c1010DeviceTypeE",
-    enter_get_backend("mov rdi, rsi" "mov rsi, rdx")
+    arguments_of_result enter_get_backend
 );
 
 /// Text of a `std::string` of libstdc++ since C++11: its address and length come first (bits/basic_string.h, GCC 5 to 15).

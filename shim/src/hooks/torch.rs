@@ -6,6 +6,7 @@
 //! before, on the same thread. The vtable is not changed: the object gets a copy of it in which that slot is ours.
 
 use super::torch_pools;
+use crate::arch;
 use crate::backward;
 use crate::callsite;
 use crate::elf;
@@ -17,8 +18,6 @@ use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno};
 use crate::thread_state::WAIT_SLOTS;
 use crate::tls;
-#[cfg(target_arch = "x86_64")]
-use crate::trampoline::calls_around;
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use gputrace_ring::record::{BlockAlloc, BlockFree, BlockOom, Kind, UNKNOWN, pack_device};
@@ -212,24 +211,17 @@ pub(crate) fn describe(producer: &mut Producer) {
     torch_pools::describe(producer);
 }
 
-/// Slot of the copied vtable: `DataPtr CUDAAllocator::allocate(size_t)`. The result is written where the first
-/// argument points (Itanium C++ ABI 3.1.3). PyTorch throws through this frame when it is out of memory, so it is
+/// Slot of the copied vtable: `DataPtr CUDAAllocator::allocate(size_t)`. The result is written where the caller says
+/// (Itanium C++ ABI 3.1.3): the arguments named here are those of x86-64. PyTorch throws through this frame when it is out of memory, so it is
 /// described to unwinders, who call [`unwound`] and pass on.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(link_section = "gputrace_hot")]
 unsafe extern "C" fn allocate_entry(_result: *mut c_void, _this: *mut c_void, _bytes: usize) -> *mut c_void {
-    calls_around!(
-        saves ["rdi" "rsi" "rdx"],
-        before ["mov rdi, rdx" "lea rsi, [rsp + 40]"] enter_allocate,
-        after [] leave_allocate,
-        personality unwound
-    )
+    arch::calls_around!(allocate enter_allocate leave_allocate, personality unwound)
 }
 
 /// What unwinders ask at the frame of [`allocate_entry`], for exceptions and for threads that end (Itanium C++ ABI, Exception
 /// Handling, 1.6): nobody is caught here, but once they unwind, the thread is not inside any more.
-#[cfg(target_arch = "x86_64")]
 extern "C" fn unwound(
     _version: c_int,
     actions: c_int,

@@ -8,6 +8,7 @@
 use super::cuda_driver::Row;
 use super::torch::{self, TorchAllocator};
 use super::torch_pools;
+use crate::arch;
 use crate::elf;
 use crate::kernel;
 use crate::ledger;
@@ -298,7 +299,6 @@ static SET_IP: AtomicUsize = AtomicUsize::new(0);
 
 /// `SnapshotInfo snapshot(MempoolId_t, bool include_traces)`, of all pools; releases that take fewer arguments do not look at the rest. False
 /// if it threw.
-#[cfg(target_arch = "x86_64")]
 fn lists_into(listed: &mut MaybeUninit<Listed>, object: usize, snapshot: usize) -> bool {
     const SET: &CStr = c"_Unwind_SetIP";
     let Some(set_ip) = elf::by_soname(c"libgcc_s.so.1").and_then(|unwinder| unwinder.symbol(SET)) else {
@@ -309,47 +309,14 @@ fn lists_into(listed: &mut MaybeUninit<Listed>, object: usize, snapshot: usize) 
     unsafe { call_list(listed.as_mut_ptr().cast(), object, snapshot) != 0 }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn lists_into(_: &mut MaybeUninit<Listed>, _: usize, _: usize) -> bool {
-    false
-}
-
 /// Calls the function with the first two arguments and four zeros; 0 if it threw. An exception ends here: on a thread of ours nobody else
 /// would catch it, and the program would end. What it is made of is not given back.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn call_list(_result: *mut c_void, _this: usize, _function: usize) -> usize {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        ".cfi_personality 0x1b, {personality}", // DW_EH_PE_pcrel | DW_EH_PE_sdata4
-        "sub rsp, 8",
-        ".cfi_adjust_cfa_offset 8",
-        "lea rax, [rip + 2f]",
-        "mov [rip + {landing}], rax",
-        "mov rax, rdx",
-        "xor edx, edx",
-        "xor ecx, ecx",
-        "xor r8d, r8d",
-        "xor r9d, r9d",
-        "call rax",
-        "mov eax, 1",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "ret",
-        ".cfi_adjust_cfa_offset 8",
-        "2:",
-        "xor eax, eax",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "ret",
-        ".cfi_endproc",
-        personality = sym catches,
-        landing = sym LANDING,
-    )
+    arch::calls_and_catches!(catches LANDING)
 }
 
 /// What unwinders ask at that frame (Itanium C++ ABI, Exception Handling, 1.6 and 2.5).
-#[cfg(target_arch = "x86_64")]
 extern "C" fn catches(
     _version: c_int,
     actions: c_int,

@@ -6,6 +6,7 @@
 //! what is passed by reference are none of our business.
 
 use super::torch;
+use crate::arch;
 use crate::callsite;
 use crate::early_pools;
 use crate::elf::{self, Object};
@@ -14,8 +15,6 @@ use crate::remembered;
 use crate::session::{self, Start};
 use crate::sys::KeepErrno;
 use crate::tls;
-#[cfg(target_arch = "x86_64")]
-use crate::trampoline::jumps_after;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use gputrace_ring::record::{Action, Call, Kind, UNKNOWN};
@@ -228,29 +227,26 @@ fn tell(which: u16, action: Action, device: i8, (graph, user): (u64, u64), fourt
     lane.producer().push_call(at, &call);
 }
 
-#[cfg(target_arch = "x86_64")]
 macro_rules! entries {
-    ($( $name:ident [$($before:literal)*] )*) => {
+    ($( $name:ident ($how:ident $number:literal) )*) => {
         fn entries() -> [usize; FUNCTIONS.len()] {
             [$( $name as *const () as usize ),*]
         }
         $(
             #[unsafe(naked)]
             unsafe extern "C" fn $name() {
-                jumps_after!([$($before)*] enter)
+                arch::jumps_after!($how $number enter)
             }
         )*
     };
 }
 
-// `this` is in rdi, the device in esi, the pool in rdx and rcx; `emptyCache` has the pool in rsi and rdx.
-#[cfg(target_arch = "x86_64")]
 entries! {
-    begin_entry ["mov edi, 0"]
-    end_entry ["mov edi, 1"]
-    release_entry ["mov edi, 2"]
-    create_entry ["mov edi, 3"]
-    use_on_oom_entry ["mov edi, 4"]
-    no_split_entry ["mov edi, 5"]
-    empty_cache_entry ["mov rcx, rdx" "mov rdx, rsi" "xor esi, esi" "mov edi, 6"]
+    begin_entry (numbered 0)
+    end_entry (numbered 1)
+    release_entry (numbered 2)
+    create_entry (numbered 3)
+    use_on_oom_entry (numbered 4)
+    no_split_entry (numbered 5)
+    empty_cache_entry (numbered_without_device 6)
 }

@@ -36,7 +36,6 @@ pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
         super::loader::note_unloaded();
         super::torch::note_unloaded();
         super::autograd::note_unloaded();
-        #[cfg(target_arch = "x86_64")]
         super::process_groups::note_unloaded();
         super::nccl_loader::note_unloaded();
         crate::pjrt::note_unloaded();

@@ -2,6 +2,7 @@
 //! be matched with a trace. Depends on nothing but the unique id and the version.
 
 use super::UniqueId;
+use crate::arch;
 
 /// First version that hashes with [`Hash`] (src/include/bitops.h, v2.26.2); before it was DJB2a.
 const NEW_HASH: u32 = 2_26_02;
@@ -45,12 +46,9 @@ pub(crate) fn of_child(parent: u64, count: u32, color: i32, version: u32) -> u64
     djb2a(&text.bytes)
 }
 
-/// `getHash` up to 2.25 (src/misc/utils.cc): the bytes are `char`, which has a sign on x86-64 and none on AArch64.
+/// `getHash` up to 2.25 (src/misc/utils.cc): the bytes are `char`, which has a sign or none by the processor.
 fn djb2a(bytes: &[u8; 128]) -> u64 {
-    bytes.iter().fold(5381_u64, |hash, byte| {
-        let char = if cfg!(target_arch = "x86_64") { i64::from(*byte as i8) } else { i64::from(*byte) };
-        hash.wrapping_mul(33) ^ char as u64
-    })
+    bytes.iter().fold(5381_u64, |hash, byte| hash.wrapping_mul(33) ^ arch::char(*byte) as u64)
 }
 
 /// `eatHash` and `digestHash` (src/include/bitops.h, v2.26.2).

@@ -5,6 +5,7 @@
 //! was started inside a call into NCCL, or by a thread that was. The call it works for is the one that is open at that
 //! moment; if several are, the one of its own communicator, else the one that started it.
 
+use crate::arch;
 use crate::sys::KeepErrno;
 use crate::tls::{self, Tls};
 use crate::{elf, lanes, mark};
@@ -266,29 +267,7 @@ unsafe extern "C" fn settle(birth: *const Birth) -> Onward {
 }
 
 /// Begins a thread of NCCL, and leaves nothing on its stack: exceptions and `pthread_exit` pass as without us.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn begin(_birth: *mut c_void) -> *mut c_void {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        "sub rsp, 8",
-        ".cfi_adjust_cfa_offset 8",
-        "call {settle}",
-        "add rsp, 8",
-        ".cfi_adjust_cfa_offset -8",
-        "mov rdi, rdx",
-        "jmp rax",
-        ".cfi_endproc",
-        settle = sym settle,
-    )
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-unsafe extern "C" fn begin(birth: *mut c_void) -> *mut c_void {
-    // SAFETY: what `pthread_create` was given.
-    let onward = unsafe { settle(birth.cast()) };
-    // SAFETY: the address of the thread's own start function.
-    let start: Start = unsafe { core::mem::transmute(onward.start) };
-    // SAFETY: with its own argument.
-    unsafe { start(onward.argument as *mut c_void) }
+    arch::goes_on!(settle)
 }

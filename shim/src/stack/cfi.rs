@@ -1,17 +1,17 @@
 //! From a code address to the rule that finds its caller: `_dl_find_object`, the sorted table of `.eh_frame_hdr`, and
 //! the call frame instructions of `.eh_frame` (DWARF 5 §6.4; LSB core, exception frames).
 //!
-//! Only what an x86-64 return needs is evaluated: the canonical frame address, the saved frame pointer, the return
-//! address. Storage is fixed, nothing is locked or allocated. What the rules below cannot express (a frame
+//! Only what a return needs is evaluated: the canonical frame address, the saved frame pointer, the return address. Storage is fixed, nothing is locked or allocated. What the rules below cannot express (a frame
 //! address in another register, as in a few assembly functions) is [`Rule::UNSUPPORTED`].
 
 use super::memory::{Cursor, Region};
+use crate::arch::{self, FpOffset, ReturnAt, SignalFrame};
 use core::ffi::{c_int, c_void};
 
 /// `_dl_find_object(3)`, glibc 2.35 and later: lock-free and async-signal-safe.
 pub(crate) type FindObject = unsafe extern "C" fn(pc: *mut c_void, result: *mut DlFindObject) -> c_int;
 
-/// `struct dl_find_object` of `<dlfcn.h>` on x86-64 (`DLFO_STRUCT_HAS_EH_DBASE` is 0).
+/// `struct dl_find_object` of `<dlfcn.h>` on x86-64 and AArch64 (`DLFO_STRUCT_HAS_EH_DBASE` is 0).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct DlFindObject {
@@ -72,68 +72,78 @@ impl Object {
     }
 }
 
-/// How to find the caller's registers, in eight bytes.
+/// How to find the caller's registers: in eight bytes on x86-64.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub(crate) struct Rule {
     /// Added to the register that `kind` names.
     pub(crate) cfa: i32,
-    /// Where the frame pointer was saved, from the base that [`Rule::rbp_base`] names.
-    pub(crate) rbp: i16,
+    /// Where the frame pointer was saved, from the base that [`Rule::fp_base`] names.
+    pub(crate) fp: FpOffset,
     /// One of the constants.
     pub(crate) kind: u8,
     /// Base of the saved frame pointer (low two bits) and the marks below.
     pub(crate) marks: u8,
+    /// Where the return address was saved, unless a mark says otherwise.
+    pub(crate) ret: ReturnAt,
 }
 
 impl Rule {
     /// The outermost frame.
     pub(crate) const END: u8 = 0;
-    /// CFA = rsp + cfa.
-    pub(crate) const RSP: u8 = 1;
-    /// CFA = rbp + cfa.
-    pub(crate) const RBP: u8 = 2;
-    /// CFA = word at rsp + cfa: the signal trampoline.
-    pub(crate) const AT_RSP: u8 = 3;
-    /// CFA = word at rbp + cfa: functions that realign their stack.
-    pub(crate) const AT_RBP: u8 = 4;
+    /// CFA = stack pointer + cfa.
+    pub(crate) const SP: u8 = 1;
+    /// CFA = frame pointer + cfa.
+    pub(crate) const FP: u8 = 2;
+    /// CFA = word at the stack pointer + cfa: the signal trampoline.
+    pub(crate) const AT_SP: u8 = 3;
+    /// CFA = word at the frame pointer + cfa: functions that realign their stack.
+    pub(crate) const AT_FP: u8 = 4;
     /// There is a rule that these constants cannot say.
     pub(crate) const UNSUPPORTED: u8 = 5;
 
     /// The frame pointer is the caller's still.
-    pub(crate) const RBP_SAME: u8 = 0;
-    /// Saved at CFA + rbp.
-    pub(crate) const RBP_AT_CFA: u8 = 1;
-    /// Saved at the frame's own rbp + rbp.
-    pub(crate) const RBP_AT_RBP: u8 = 2;
-    /// Saved at the frame's own rsp + rbp.
-    pub(crate) const RBP_AT_RSP: u8 = 3;
+    pub(crate) const FP_SAME: u8 = 0;
+    /// Saved at CFA + `fp`.
+    pub(crate) const FP_AT_CFA: u8 = 1;
+    /// Saved at the frame's own frame pointer + `fp`.
+    pub(crate) const FP_AT_FP: u8 = 2;
+    /// Saved at the frame's own stack pointer + `fp`.
+    pub(crate) const FP_AT_SP: u8 = 3;
     /// The return address is not below the CFA but in the word after the one that held the CFA.
     pub(crate) const RETURN_AFTER_CFA: u8 = 4;
     /// The address found is that of an interrupted instruction, not of the one after a call.
     pub(crate) const INTERRUPTED: u8 = 8;
     /// Not from a table.
     pub(crate) const GUESSED: u8 = 16;
+    /// The return address is in the link register still: the function has called nothing since it was called itself.
+    pub(crate) const RETURN_IN_REGISTER: u8 = 32;
+
+    /// The rule of the kernel's frame of a signal, where no table says it.
+    pub(crate) const fn of_signal(frame: SignalFrame) -> Rule {
+        let marks = Rule::FP_AT_SP | Rule::RETURN_AFTER_CFA | Rule::INTERRUPTED;
+        Rule { cfa: frame.sp, fp: frame.fp, kind: Rule::AT_SP, marks, ret: ReturnAt::BELOW }
+    }
 
     /// Whether frame address and frame pointer are a register, the frame address or a word below it.
     #[inline(always)]
     #[must_use]
     pub(crate) const fn is_simple(&self) -> bool {
-        (self.kind == Self::RSP || self.kind == Self::RBP) && self.marks <= Self::RBP_AT_CFA
+        (self.kind == Self::SP || self.kind == Self::FP) && self.marks <= Self::FP_AT_CFA
     }
 
-    /// One of the `RBP_` constants.
+    /// One of the `FP_` constants.
     #[inline(always)]
     #[must_use]
-    pub(crate) const fn rbp_base(&self) -> u8 {
+    pub(crate) const fn fp_base(&self) -> u8 {
         self.marks & 3
     }
 }
 
-/// DWARF numbers of the x86-64 registers (System V ABI, figure 3.36).
-const RBP: u64 = 6;
-const RSP: u64 = 7;
-const RETURN: u64 = 16;
+/// DWARF numbers of registers.
+const FP: u64 = arch::FRAME_POINTER;
+const SP: u64 = arch::STACK_POINTER;
+const RETURN: u64 = arch::RETURN_ADDRESS;
 
 /// What a common information entry says.
 #[derive(Clone, Copy)]
@@ -314,7 +324,7 @@ enum Cfa {
 /// Where a register was saved.
 #[derive(Clone, Copy)]
 enum Saved {
-    /// Not said: unchanged for rbp; for the return address, an error.
+    /// Not said: unchanged for the frame pointer and for a link register; for a return address that has none, an error.
     Unsaid,
     Same,
     Undefined,
@@ -326,13 +336,13 @@ enum Saved {
 #[derive(Clone, Copy)]
 struct Row {
     cfa: Cfa,
-    rbp: Saved,
+    fp: Saved,
     return_address: Saved,
 }
 
 impl Default for Row {
     fn default() -> Row {
-        Row { cfa: Cfa::Unknown, rbp: Saved::Unsaid, return_address: Saved::Unsaid }
+        Row { cfa: Cfa::Unknown, fp: Saved::Unsaid, return_address: Saved::Unsaid }
     }
 }
 
@@ -347,43 +357,47 @@ impl Row {
 
     fn try_pack(&self, pc: u64, is_signal_frame: bool) -> Option<Rule> {
         let (kind, cfa) = match self.cfa {
-            Cfa::Register(RSP, offset) => (Rule::RSP, offset),
-            Cfa::Register(RBP, offset) => (Rule::RBP, offset),
+            Cfa::Register(SP, offset) => (Rule::SP, offset),
+            Cfa::Register(FP, offset) => (Rule::FP, offset),
             Cfa::Expression(program) => match Value::of(program, pc)? {
-                Value::Register(RSP, offset) => (Rule::RSP, offset),
-                Value::Register(RBP, offset) => (Rule::RBP, offset),
-                Value::Word(RSP, offset) => (Rule::AT_RSP, offset),
-                Value::Word(RBP, offset) => (Rule::AT_RBP, offset),
+                Value::Register(SP, offset) => (Rule::SP, offset),
+                Value::Register(FP, offset) => (Rule::FP, offset),
+                Value::Word(SP, offset) => (Rule::AT_SP, offset),
+                Value::Word(FP, offset) => (Rule::AT_FP, offset),
                 _ => return None,
             },
             _ => return None,
         };
-        let (rbp_base, rbp) = match self.rbp {
-            Saved::Unsaid | Saved::Same | Saved::Undefined => (Rule::RBP_SAME, 0),
-            Saved::AtCfa(offset) => (Rule::RBP_AT_CFA, offset),
+        let (fp_base, fp) = match self.fp {
+            Saved::Unsaid | Saved::Same | Saved::Undefined => (Rule::FP_SAME, 0),
+            Saved::AtCfa(offset) => (Rule::FP_AT_CFA, offset),
             Saved::AtExpression(program) => match Value::of(program, pc)? {
-                Value::Register(RBP, offset) => (Rule::RBP_AT_RBP, offset),
-                Value::Register(RSP, offset) => (Rule::RBP_AT_RSP, offset),
+                Value::Register(FP, offset) => (Rule::FP_AT_FP, offset),
+                Value::Register(SP, offset) => (Rule::FP_AT_SP, offset),
                 _ => return None,
             },
             Saved::Other => return None,
         };
-        let return_mark = match self.return_address {
-            Saved::AtCfa(-8) => 0,
+        let (ret, return_mark) = match self.return_address {
+            Saved::AtCfa(offset) => (ReturnAt::offset(offset)?, 0),
             Saved::AtExpression(program) => match (Value::of(program, pc)?, kind) {
-                (Value::Register(RSP, offset), Rule::AT_RSP) if offset == cfa.checked_add(8)? => {
-                    Rule::RETURN_AFTER_CFA
+                (Value::Register(SP, offset), Rule::AT_SP) if offset == cfa.checked_add(8)? => {
+                    (ReturnAt::BELOW, Rule::RETURN_AFTER_CFA)
                 }
                 _ => return None,
             },
+            Saved::Unsaid | Saved::Same if arch::HAS_LINK_REGISTER => {
+                (ReturnAt::BELOW, Rule::RETURN_IN_REGISTER)
+            }
             _ => return None,
         };
         let interrupted = if is_signal_frame { Rule::INTERRUPTED } else { 0 };
         Some(Rule {
             cfa: i32::try_from(cfa).ok()?,
-            rbp: i16::try_from(rbp).ok()?,
+            fp: FpOffset::try_from(fp).ok()?,
             kind,
-            marks: rbp_base | return_mark | interrupted,
+            marks: fp_base | return_mark | interrupted,
+            ret,
         })
     }
 }
@@ -420,7 +434,7 @@ impl Value {
                     let offset = program.sleb()?;
                     match u64::from(operation - 0x70) {
                         // The trampoline's and the table's "return address" is the address being unwound.
-                        RETURN => Value::Number(pc.wrapping_add(offset as u64)),
+                        RETURN if !arch::HAS_LINK_REGISTER => Value::Number(pc.wrapping_add(offset as u64)),
                         register => Value::Register(register, offset),
                     }
                 }
@@ -607,6 +621,7 @@ impl Machine {
                 let (register, offset) = (at.uleb()?, at.uleb()? as i64);
                 self.save(register, Saved::AtCfa(offset.wrapping_mul(common.data_align).wrapping_neg()));
             }
+            _ if arch::is_idle_instruction(operation) => {}
             _ => return None,
         }
         Some(())
@@ -618,7 +633,7 @@ impl Machine {
 
     fn save(&mut self, register: u64, saved: Saved) {
         match register {
-            RBP => self.row.rbp = saved,
+            FP => self.row.fp = saved,
             RETURN => self.row.return_address = saved,
             _ => {}
         }
@@ -626,7 +641,7 @@ impl Machine {
 
     fn restore(&mut self, register: u64) {
         match register {
-            RBP => self.row.rbp = self.initial.rbp,
+            FP => self.row.fp = self.initial.fp,
             RETURN => self.row.return_address = self.initial.return_address,
             _ => {}
         }

@@ -5,6 +5,7 @@ use super::objects::Reading;
 use super::python_offsets::{
     DEBUG_COOKIE, DEBUG_FREE_THREADED, DEBUG_VERSION, DEBUG_WORDS, NONE, Offsets, Place, VERSIONS,
 };
+use crate::arch;
 use crate::{elf, kernel};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_void};
@@ -365,25 +366,6 @@ impl Object {
 /// (`_status.bound_gilstate`, `cpython/pystate.h` of 3.12 to 3.15).
 const BOUND_GILSTATE: u32 = 1 << 3;
 
-/// `pthread_self()`, which is the thread pointer in glibc (`THREAD_SELF`, `sysdeps/x86_64/nptl/tls.h`).
-#[inline(always)]
-fn this_thread() -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let pointer: u64;
-        // SAFETY: the ABI keeps the thread pointer at fs:0.
-        unsafe {
-            core::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(pure, readonly, nostack));
-        }
-        pointer
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    // SAFETY: no precondition.
-    unsafe {
-        libc::pthread_self() as u64
-    }
-}
-
 impl Python {
     /// The calling thread's state, unless it has none or another thread is tearing the interpreter down.
     #[inline(always)]
@@ -395,7 +377,7 @@ impl Python {
             let runtime = unsafe { Object::new(self.runtime) };
             let finalizing = runtime.word(self.offsets.finalizing);
             if (thread.half(self.offsets.thread_status) & BOUND_GILSTATE != 0)
-                & (thread.word(self.offsets.thread_id) == this_thread())
+                & (thread.word(self.offsets.thread_id) == arch::this_thread())
                 & (finalizing == 0 || finalizing == lasting.0)
             {
                 return Some(thread);
@@ -418,7 +400,7 @@ impl Python {
         }
         // SAFETY: the interpreter is alive, and so are its threads' states.
         let thread = unsafe { Object::new(own) };
-        if thread.word(self.offsets.thread_id) != this_thread() {
+        if thread.word(self.offsets.thread_id) != arch::this_thread() {
             return None;
         }
         let is_part = self.object.0 <= own && own < self.object.1;
@@ -449,7 +431,7 @@ impl Python {
         // SAFETY: another thread's state may be freed at any moment. Then this is a word of the C library's heap: see `running`.
         let owner = unsafe { Object::new(current) }.word(self.offsets.thread_id);
         // SAFETY: a state whose owner is the calling thread stays alive while it runs.
-        if owner == this_thread() { unsafe { Object::new(current) } } else { own }
+        if owner == arch::this_thread() { unsafe { Object::new(current) } } else { own }
     }
 
     /// The innermost frame of a thread whose state was just given, and the number of its interpreter, which is never given

@@ -2,7 +2,7 @@
 //!
 //! The constructors are unsafe and carry the promise; after that every read is checked against the region.
 
-use crate::{kernel, own};
+use crate::{arch, kernel, own};
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -345,7 +345,7 @@ pub(crate) struct Stacks {
 /// The stack that the kernel made for the process: an address near its end, above all frames. 0 unknown.
 static INITIAL_STACK_END: AtomicU64 = AtomicU64::new(0);
 /// The kernel keeps this much below the end of that stack free of everything else, whatever its limit (`mmap_base`,
-/// arch/x86/mm/mmap.c: 128 MB).
+/// arch/x86/mm/mmap.c, and mm/util.c for other processors: 128 MB).
 const INITIAL_STACK: u64 = 120 << 20;
 
 /// Called by the loader, with the arguments of the process (glibc passes them to libraries, too): they lie on that stack,
@@ -482,7 +482,6 @@ static SIZE_AT: AtomicU64 = AtomicU64::new(0);
 
 /// Finds the place in the descriptor of the calling thread, by probes. The first thread's has `__libc_stack_end` there (csu/libc-tls.c,
 /// nptl/nptl-stack.c: `stackblock_size`, glibc 2.3 to 2.42), and no other word has; any other's is found by [`own_stack`].
-#[cfg(target_arch = "x86_64")]
 pub(super) fn learn() {
     let is_end_known = INITIAL_STACK_END.load(Ordering::Relaxed) != 0;
     if is_end_known && (SIZE_AT.load(Ordering::Relaxed) != 0 || own_stack() != Region::EMPTY) {
@@ -501,7 +500,7 @@ pub(super) fn learn() {
     if SIZE_AT.load(Ordering::Relaxed) != 0 || own_stack() != Region::EMPTY {
         return;
     }
-    let descriptor = descriptor();
+    let descriptor = arch::this_thread();
     let mut places = (16..DESCRIPTOR).step_by(8).take_while(|offset| {
         let at = descriptor + offset;
         at & !(PAGE - 1) == descriptor & !(PAGE - 1) || kernel::can_read(at as usize)
@@ -515,34 +514,18 @@ pub(super) fn learn() {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) fn learn() {}
-
 /// Bytes of the descriptor in which the words are looked for, and the most that lies between it and the stack's end.
-#[cfg(target_arch = "x86_64")]
 const DESCRIPTOR: u64 = 4096;
-#[cfg(target_arch = "x86_64")]
 const MOST_BEHIND: u64 = 64 << 10;
-
-#[cfg(target_arch = "x86_64")]
-fn descriptor() -> u64 {
-    let descriptor: u64;
-    // SAFETY: the ABI keeps the thread pointer at fs:0.
-    unsafe {
-        core::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) descriptor, options(pure, readonly, nostack));
-    }
-    descriptor
-}
 
 /// The calling thread's stack, which the C library noted in the thread's descriptor: its first byte, its size and that of
 /// its guard follow each other there (`stackblock`, `stackblock_size`, `guardsize` in nptl/descr.h, glibc 2.3 to 2.42),
 /// and the descriptor itself lies at the end of the stack. Where they stand differs from version to version, but no other
 /// two words can be a start below the descriptor, and the size that ends right behind it. Empty for the first thread,
 /// whose descriptor is elsewhere, and with other C libraries. Once the place is known, a thread of the C library asks nothing.
-#[cfg(target_arch = "x86_64")]
 #[cold]
 fn own_stack() -> Region {
-    let descriptor = descriptor();
+    let descriptor = arch::this_thread();
     if !descriptor.is_multiple_of(8) {
         return Region::EMPTY;
     }
@@ -576,7 +559,6 @@ fn own_stack() -> Region {
 }
 
 /// The stack that three words of a descriptor describe, the second of which stands at `offset`, if they do.
-#[cfg(target_arch = "x86_64")]
 fn stack_of(descriptor: u64, offset: u64, start: u64, size: u64, guard: u64) -> Option<Region> {
     let end = start.checked_add(size)?;
     let is_it = start >= PAGE
@@ -599,9 +581,4 @@ pub(crate) fn is_above_on_own_stack(sp: usize, address: usize) -> bool {
     let own = own_stack();
     let end = if own.contains(sp) { Some(own.end) } else { own::end_of_mapping(sp) };
     end.is_some_and(|end| (sp..end - 8).contains(&address))
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn own_stack() -> Region {
-    Region::EMPTY
 }

@@ -18,6 +18,7 @@ pub(crate) mod python;
 mod python_code;
 mod seen;
 
+use crate::arch;
 use core::ffi::{c_char, c_void};
 use gputrace_ring::record::StackDef;
 use native::{NativeStack, NativeState};
@@ -37,12 +38,10 @@ pub(crate) type Lookup = unsafe extern "C" fn(name: *const c_char) -> *mut c_voi
 /// # Safety
 /// `lookup` gives the addresses of the symbols with these names, or null.
 pub(crate) unsafe fn init(lookup: Lookup) {
-    let find_object = if cfg!(target_arch = "x86_64") {
-        // SAFETY: a C string, at a moment the caller chose.
-        unsafe { lookup(c"_dl_find_object".as_ptr()) }
-    } else {
-        core::ptr::null_mut()
-    };
+    // SAFETY: a C string, at a moment the caller chose.
+    arch::learn(|| unsafe { lookup(c"pthread_self".as_ptr()) });
+    // SAFETY: as above.
+    let find_object = unsafe { lookup(c"_dl_find_object".as_ptr()) };
     // SAFETY: glibc exports one function of this name.
     unsafe { native::init(find_object) };
     // SAFETY: as above.
@@ -77,7 +76,7 @@ impl Captured {
     pub(crate) const BROKEN: u32 = 2;
     /// Some frames were found through the frame pointer, in code without unwind tables: they may be wrong.
     pub(crate) const GUESSED: u32 = 4;
-    /// Native frames are not to be had: this processor is not x86-64, or the stack's end is unknown.
+    /// Native frames are not to be had: the stack's end is unknown.
     pub(crate) const NO_NATIVE: u32 = 8;
     /// Outer Python frames are missing: there are more than [`python::MAX_FRAMES`].
     pub(crate) const PYTHON_TRUNCATED: u32 = 16;
@@ -128,28 +127,11 @@ pub(crate) const PYTHON: u32 = 2;
 /// # Safety
 /// `state` points to a state in writable memory, zeroed before the first capture, which only the calling thread uses,
 /// and its signal handlers not during a capture.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(link_section = "gputrace_hot")]
 pub(crate) unsafe extern "C" fn capture(state: *mut ThreadStackState, want: u32) -> Captured {
-    // The caller's registers as they are after this call: `capture_from` then starts at the caller itself.
-    core::arch::naked_asm!(
-        "mov rdx, [rsp]",
-        "lea rcx, [rsp + 8]",
-        "mov r8, rbp",
-        "jmp {from}",
-        from = sym capture_from,
-    )
-}
-
-/// Captures the calling thread's Python frames; how native ones are found is known for x86-64 only.
-///
-/// # Safety
-/// As for x86-64.
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) unsafe extern "C" fn capture(state: *mut ThreadStackState, want: u32) -> Captured {
-    // SAFETY: the caller's promise.
-    unsafe { capture_from(state, want, 0, 0, 0) }
+    // `capture_from` then starts at the caller itself.
+    arch::captures_from!(capture_from)
 }
 
 #[unsafe(link_section = "gputrace_hot")]
@@ -158,14 +140,14 @@ unsafe extern "C" fn capture_from(
     want: u32,
     ip: u64,
     sp: u64,
-    rbp: u64,
+    fp: u64,
 ) -> Captured {
     // SAFETY: the caller of `capture` owes an exclusive, initialised state.
     let state = unsafe { &mut *state };
     state.wanted = want;
     let python = if want & PYTHON != 0 { state.python.capture() } else { PythonStack::default() };
     let native = if want & NATIVE != 0 {
-        state.native.capture(ip, sp, rbp, python.hash ^ state.doing)
+        state.native.capture(ip, sp, fp, python.hash ^ state.doing)
     } else {
         NativeStack::default()
     };

@@ -10,6 +10,8 @@
 use super::cfi::{FindObject, Object, Rule};
 use super::memory::{Stack, Stacks};
 use super::{Fixed, mix, objects};
+use crate::arch::{self, FoundAt, ReturnAt};
+use crate::kernel;
 use core::hint::select_unpredictable;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -30,7 +32,7 @@ const PART_FRAMES: usize = 32;
 const MOST_WORDS: usize = 72;
 /// In an address: it is that of an interrupted instruction, so it is itself in the function that it belongs to.
 const EXACT: u64 = 1 << 63;
-/// In [`Frame::rbp_slot`]: the frame was found in another way than through the word below `sp`; walk, do not compare. No
+/// In [`Frame::fp_slot`]: the frame was found in another way than through the word below `sp`; walk, do not compare. No
 /// stack has this address.
 const WALK: u64 = 0;
 
@@ -41,25 +43,30 @@ struct Frame {
     /// Return address; [`EXACT`] may be set.
     ip: u64,
     sp: u64,
-    rbp: u64,
-    /// Address of the word that gave `rbp`; that of the return address where `rbp` is the callee's; or [`WALK`].
-    rbp_slot: u64,
+    fp: u64,
+    /// Address of the word that gave `fp`; that of the return address where `fp` is the callee's; or [`WALK`].
+    fp_slot: u64,
+    /// Where `ip` was found.
+    found: FoundAt,
 }
 
 impl Frame {
+    const NONE: Frame = Frame { ip: 0, sp: 0, fp: 0, fp_slot: WALK, found: FoundAt::NOWHERE };
+
     #[inline(always)]
     fn has_registers_of(&self, other: &Frame) -> bool {
-        self.sp == other.sp && self.ip == other.ip && self.rbp == other.rbp
+        self.sp == other.sp && self.ip == other.ip && self.fp == other.fp
     }
 
     /// Whether the frame is still where it was. The caller knows that the frame called by it is unchanged.
     #[inline(always)]
     fn is_unchanged(&self, stack: &Stack, stacks: &mut Stacks) -> bool {
-        let return_slot = self.sp.wrapping_sub(8);
+        let return_slot = self.found.address(self.sp);
         // Which of the two it is follows no pattern: selected, not branched on.
-        let saved = select_unpredictable(self.rbp_slot == return_slot, self.ip, self.rbp);
-        (stack.word(return_slot, stacks) == Some(self.ip))
-            & (stack.word(self.rbp_slot, stacks) == Some(saved))
+        let saved = select_unpredictable(self.fp_slot == return_slot, self.ip, self.fp);
+        let bits = arch::address_bits();
+        (stack.word(return_slot, stacks).map(|word| word & bits) == Some(self.ip & bits))
+            & (stack.word(self.fp_slot, stacks).map(|word| word & bits) == Some(saved & bits))
     }
 }
 
@@ -86,10 +93,10 @@ struct Known {
     power: u64,
     n_frames: u32,
     n_words: u32,
-    /// Whether `rbp` of `start` must be the same.
-    needs_rbp: u32,
-    /// Whether `rbp` of `end` follows from the words.
-    knows_rbp: u32,
+    /// Whether `fp` of `start` must be the same.
+    needs_fp: u32,
+    /// Whether `fp` of `end` follows from the words.
+    knows_fp: u32,
     /// Bytes from `sp` to the end of the outermost of the words.
     reach: u32,
     /// Where the part outside it was found last time: set, way, and 1; 0 not yet.
@@ -99,18 +106,18 @@ struct Known {
     places: [u16; MOST_WORDS],
 }
 
-const _: () = assert!(size_of::<Known>() == 832 && MOST_WORDS.is_multiple_of(8));
+const _: () = assert!(size_of::<Known>() == arch::KNOWN_STACK_BYTES && MOST_WORDS.is_multiple_of(8));
 
 impl Known {
     const EMPTY: Known = Known {
-        start: Frame { ip: 0, sp: 0, rbp: 0, rbp_slot: 0 },
-        end: Frame { ip: 0, sp: 0, rbp: 0, rbp_slot: 0 },
+        start: Frame::NONE,
+        end: Frame::NONE,
         hash: 0,
         power: 1,
         n_frames: 0,
         n_words: 0,
-        needs_rbp: 0,
-        knows_rbp: 0,
+        needs_fp: 0,
+        knows_fp: 0,
         reach: 0,
         outer: 0,
         words: [0; MOST_WORDS],
@@ -118,14 +125,15 @@ impl Known {
     };
 
     #[inline(always)]
-    fn is_still(&self, start: &Frame, knows_rbp: bool, stack: &Stack, stacks: &mut Stacks) -> bool {
+    fn is_still(&self, start: &Frame, knows_fp: bool, stack: &Stack, stacks: &mut Stacks) -> bool {
         let is_here = self.start.ip == start.ip && self.start.sp == start.sp;
-        if !is_here || (self.needs_rbp != 0 && !(knows_rbp && self.start.rbp == start.rbp)) {
+        if !is_here || (self.needs_fp != 0 && !(knows_fp && self.start.fp == start.fp)) {
             return false;
         }
         let Some(memory) = stack.part(start.sp, u64::from(self.reach), stacks) else { return false };
         let n_eights = self.n_words.div_ceil(8) as usize;
         let (words, places) = (self.words.as_chunks::<8>().0, self.places.as_chunks::<8>().0);
+        let bits = arch::address_bits();
         // Eight at a time: most are what they were, and to ask after each costs more than the others' loads.
         for (words, places) in words.iter().zip(places).take(n_eights) {
             let mut differ = 0;
@@ -133,7 +141,7 @@ impl Known {
                 // SAFETY: `needs` alone adds words, and lets `reach`, the part's length, cover each.
                 differ |= known ^ unsafe { memory.word_unchecked(usize::from(*place)) };
             }
-            if differ != 0 {
+            if differ & bits != 0 {
                 return false;
             }
         }
@@ -160,33 +168,33 @@ impl Known {
         true
     }
 
-    /// Adds what the step from `callee` by `rule` to `frame` reads. `needs_rbp` is whether the frame's own `rbp` matters
+    /// Adds what the step from `callee` by `rule` to `frame` reads. `needs_fp` is whether the frame's own `fp` matters
     /// before, and whether the callee's does afterwards. False when it cannot be kept.
-    fn needs_step(&mut self, callee: &Frame, rule: Rule, frame: &Frame, needs_rbp: &mut bool) -> bool {
-        let is_through_memory = matches!(rule.kind, Rule::AT_RSP | Rule::AT_RBP);
-        let is_through_rbp = matches!(rule.kind, Rule::RBP | Rule::AT_RBP);
-        if rule.marks & (Rule::RETURN_AFTER_CFA | Rule::INTERRUPTED) != 0
-            || !self.needs(frame.sp.wrapping_sub(8), frame.ip)
-        {
+    fn needs_step(&mut self, callee: &Frame, rule: Rule, frame: &Frame, needs_fp: &mut bool) -> bool {
+        let is_through_memory = matches!(rule.kind, Rule::AT_SP | Rule::AT_FP);
+        let is_through_fp = matches!(rule.kind, Rule::FP | Rule::AT_FP);
+        let in_register = if arch::HAS_LINK_REGISTER { Rule::RETURN_IN_REGISTER } else { 0 };
+        let in_other_ways = Rule::RETURN_AFTER_CFA | Rule::INTERRUPTED | in_register;
+        if rule.marks & in_other_ways != 0 || !self.needs(rule.ret.slot(frame.sp), frame.ip) {
             return false;
         }
         if is_through_memory {
-            let base = if is_through_rbp { callee.rbp } else { callee.sp };
+            let base = if is_through_fp { callee.fp } else { callee.sp };
             if !self.needs(base.wrapping_add(rule.cfa as i64 as u64), frame.sp) {
                 return false;
             }
         }
-        let base = match rule.rbp_base() {
-            Rule::RBP_SAME => {
-                *needs_rbp |= is_through_rbp;
+        let base = match rule.fp_base() {
+            Rule::FP_SAME => {
+                *needs_fp |= is_through_fp;
                 return true;
             }
-            Rule::RBP_AT_CFA => frame.sp,
-            Rule::RBP_AT_RBP => callee.rbp,
+            Rule::FP_AT_CFA => frame.sp,
+            Rule::FP_AT_FP => callee.fp,
             _ => callee.sp,
         };
-        let is_kept = !*needs_rbp || self.needs(base.wrapping_add(i64::from(rule.rbp) as u64), frame.rbp);
-        *needs_rbp = is_through_rbp || (*needs_rbp && rule.rbp_base() == Rule::RBP_AT_RBP);
+        let is_kept = !*needs_fp || self.needs(base.wrapping_add(i64::from(rule.fp) as u64), frame.fp);
+        *needs_fp = is_through_fp || (*needs_fp && rule.fp_base() == Rule::FP_AT_FP);
         is_kept
     }
 }
@@ -248,7 +256,7 @@ static UNLOADED: AtomicU32 = AtomicU32::new(0);
 /// # Safety
 /// `find_object` is null or glibc's `_dl_find_object`.
 pub(crate) unsafe fn init(mut find_object: *mut core::ffi::c_void) {
-    if find_object.is_null() && cfg!(target_arch = "x86_64") {
+    if find_object.is_null() {
         objects::start();
         find_object = objects::find as *mut core::ffi::c_void;
     }
@@ -294,7 +302,7 @@ impl NativeState {
     /// Captures the stack of the frame with these registers. `hint` is often the same where the stack is.
     #[inline(never)]
     #[unsafe(link_section = "gputrace_hot")]
-    pub(crate) fn capture(&mut self, ip: u64, sp: u64, rbp: u64, hint: u64) -> NativeStack {
+    pub(crate) fn capture(&mut self, ip: u64, sp: u64, fp: u64, hint: u64) -> NativeStack {
         // What an earlier capture recognised is not this one's, whatever becomes of it.
         self.recognised = Frame::default();
         let stack = self.stacks.above(sp);
@@ -306,7 +314,7 @@ impl NativeState {
         if unloaded != self.unloaded {
             self.forget(unloaded);
         }
-        let innermost = Frame { ip, sp, rbp, rbp_slot: WALK };
+        let innermost = Frame { ip: arch::address(ip), sp, fp, ..Frame::NONE };
         if let Some(found) = self.recognise(innermost, hint, &stack) {
             (self.recognised, self.recognised_hash) = (innermost, found.hash);
             return found;
@@ -336,7 +344,7 @@ impl NativeState {
 
     #[inline(always)]
     fn recognise(&mut self, innermost: Frame, hint: u64, stack: &Stack) -> Option<NativeStack> {
-        let (mut start, mut knows_rbp) = (innermost, true);
+        let (mut start, mut knows_fp) = (innermost, true);
         let (mut hash, mut power, mut n_frames) = (0_u64, 1_u64, 0);
         let mut inner: Option<Index> = None;
         // Every part ends further out than it starts, and no stack that is kept has more.
@@ -344,9 +352,9 @@ impl NativeState {
             // Outer parts are mostly those of last time: then nothing else needs to be looked at.
             let expected = inner.and_then(|inner| Index::decode(self.known(inner).outer));
             let index = match expected {
-                Some(expected) if self.is_still(expected, &start, knows_rbp, stack) => expected,
+                Some(expected) if self.is_still(expected, &start, knows_fp, stack) => expected,
                 _ => {
-                    let found = self.recognise_part(&start, knows_rbp, hint, stack)?;
+                    let found = self.recognise_part(&start, knows_fp, hint, stack)?;
                     if let Some(inner) = inner.and_then(|inner| self.known_at(inner)) {
                         inner.outer = found.encode();
                     }
@@ -361,25 +369,25 @@ impl NativeState {
             if known.end.sp == 0 {
                 return Some(NativeStack { hash, n_frames, marks: 0 });
             }
-            (start, knows_rbp) = (known.end, known.knows_rbp != 0);
+            (start, knows_fp) = (known.end, known.knows_fp != 0);
         }
         None
     }
 
     #[inline(always)]
-    fn is_still(&mut self, index: Index, start: &Frame, knows_rbp: bool, stack: &Stack) -> bool {
+    fn is_still(&mut self, index: Index, start: &Frame, knows_fp: bool, stack: &Stack) -> bool {
         let known = self.known.get(index.set).and_then(|set| set.get(index.way));
-        known.is_some_and(|known| known.is_still(start, knows_rbp, stack, &mut self.stacks))
+        known.is_some_and(|known| known.is_still(start, knows_fp, stack, &mut self.stacks))
     }
 
     #[inline(always)]
-    fn recognise_part(&mut self, start: &Frame, knows_rbp: bool, hint: u64, stack: &Stack) -> Option<Index> {
+    fn recognise_part(&mut self, start: &Frame, knows_fp: bool, hint: u64, stack: &Stack) -> Option<Index> {
         let place = Place::of(start, hint);
         let (tags, set) = (self.tags.get(place.set)?, self.known.get(place.set)?);
         let guess = self.guesses.get_mut(place.guess)?;
         let stacks = &mut self.stacks;
         let mut is_it = |way: usize| match (tags.get(way), set.get(way)) {
-            (Some(tag), Some(known)) if *tag == place.tag => known.is_still(start, knows_rbp, stack, stacks),
+            (Some(tag), Some(known)) if *tag == place.tag => known.is_still(start, knows_fp, stack, stacks),
             _ => false,
         };
         if !is_it(usize::from(*guess)) {
@@ -401,11 +409,11 @@ impl NativeState {
     #[inline(never)]
     fn remember(&mut self, hint: u64) {
         let n_shown = self.frames.len().saturating_sub(self.n_own as usize);
-        let mut needs_rbp = false;
+        let mut needs_fp = false;
         for first in (0..self.frames.len()).step_by(PART_FRAMES) {
             let last = (first + PART_FRAMES).min(self.frames.len()) - 1;
             let mut known =
-                Known { start: self.frames.get(last), knows_rbp: u32::from(needs_rbp), ..Known::EMPTY };
+                Known { start: self.frames.get(last), knows_fp: u32::from(needs_fp), ..Known::EMPTY };
             let mut outer_hash = 0;
             if let Some(outer) = first.checked_sub(1) {
                 known.end = self.frames.get(outer);
@@ -414,11 +422,11 @@ impl NativeState {
             for index in first.max(1)..=last {
                 let callee = self.frames.get(index);
                 let Some(rule) = self.cached_rule(callee.ip) else { return };
-                if !known.needs_step(&callee, rule, &self.frames.get(index - 1), &mut needs_rbp) {
+                if !known.needs_step(&callee, rule, &self.frames.get(index - 1), &mut needs_fp) {
                     return;
                 }
             }
-            known.needs_rbp = u32::from(needs_rbp);
+            known.needs_fp = u32::from(needs_fp);
             let end = n_shown.min(last + 1);
             for _ in first..end {
                 known.power = known.power.wrapping_mul(JOIN);
@@ -442,9 +450,9 @@ impl NativeState {
         let is_same = |other: &Known| {
             let n_words = known.n_words as usize;
             (other.start.ip, other.start.sp, other.n_words) == (known.start.ip, known.start.sp, known.n_words)
-                && other.needs_rbp == known.needs_rbp
-                && (known.needs_rbp == 0 || other.start.rbp == known.start.rbp)
-                && other.knows_rbp == known.knows_rbp
+                && other.needs_fp == known.needs_fp
+                && (known.needs_fp == 0 || other.start.fp == known.start.fp)
+                && other.knows_fp == known.knows_fp
                 && other.words.get(..n_words) == known.words.get(..n_words)
                 && other.places.get(..n_words) == known.places.get(..n_words)
         };
@@ -574,27 +582,28 @@ impl NativeState {
         if !rule.is_simple() {
             return self.step_unusual(rule, frame, stack);
         }
-        let base = select_unpredictable(rule.kind == Rule::RBP, frame.rbp, frame.sp);
+        let base = select_unpredictable(rule.kind == Rule::FP, frame.fp, frame.sp);
         let cfa = base.wrapping_add(rule.cfa as i64 as u64);
-        let return_slot = cfa.wrapping_sub(8);
-        let has_rbp = rule.rbp_base() == Rule::RBP_AT_CFA;
-        let rbp_slot =
-            select_unpredictable(has_rbp, cfa.wrapping_add(i64::from(rule.rbp) as u64), return_slot);
+        let return_slot = rule.ret.slot(cfa);
+        let has_fp = rule.fp_base() == Rule::FP_AT_CFA;
+        let fp_slot = select_unpredictable(has_fp, cfa.wrapping_add(i64::from(rule.fp) as u64), return_slot);
         // The return address lies below the frame address, above everything of the frame itself.
-        let (Some(ip), Some(saved_rbp), true) = (
+        let (Some(ip), Some(saved_fp), true) = (
             stack.word(return_slot, &mut self.stacks),
-            stack.word(rbp_slot, &mut self.stacks),
+            stack.word(fp_slot, &mut self.stacks),
             cfa > frame.sp,
         ) else {
             return self.broken();
         };
+        let ip = arch::address(ip);
         if ip == 0 {
             return None;
         }
         if ip & EXACT != 0 {
             return self.broken();
         }
-        Some(Frame { ip, sp: cfa, rbp: select_unpredictable(has_rbp, saved_rbp, frame.rbp), rbp_slot })
+        let fp = select_unpredictable(has_fp, saved_fp, frame.fp);
+        Some(Frame { ip, sp: cfa, fp, fp_slot, found: FoundAt::slot(return_slot) })
     }
 
     /// Every other rule.
@@ -602,14 +611,21 @@ impl NativeState {
     fn step_unusual(&mut self, rule: Rule, frame: &Frame, stack: &mut Stack) -> Option<Frame> {
         match rule.kind {
             Rule::END => None,
-            Rule::AT_RSP | Rule::AT_RBP => self.step_through_memory(rule, frame, stack),
-            Rule::RSP | Rule::RBP => {
-                let base = if rule.kind == Rule::RBP { frame.rbp } else { frame.sp };
+            Rule::AT_SP | Rule::AT_FP => self.step_through_memory(rule, frame, stack),
+            Rule::SP | Rule::FP => {
+                let base = if rule.kind == Rule::FP { frame.fp } else { frame.sp };
                 let cfa = base.wrapping_add(rule.cfa as i64 as u64);
+                if arch::HAS_LINK_REGISTER && rule.marks & Rule::RETURN_IN_REGISTER != 0 {
+                    // Only where it was interrupted is a function without a frame of its own.
+                    if frame.ip & EXACT == 0 || cfa < frame.sp {
+                        return self.broken();
+                    }
+                    return self.caller(rule, frame, stack, cfa, frame.found.link());
+                }
                 if cfa <= frame.sp {
                     return self.broken();
                 }
-                let Some(ip) = stack.word(cfa.wrapping_sub(8), &mut self.stacks) else {
+                let Some(ip) = stack.word(rule.ret.slot(cfa), &mut self.stacks) else {
                     return self.broken();
                 };
                 self.caller(rule, frame, stack, cfa, ip)
@@ -620,19 +636,26 @@ impl NativeState {
 
     /// Frame addresses that are themselves in memory: realigned frames and the signal trampoline.
     fn step_through_memory(&mut self, rule: Rule, frame: &Frame, stack: &mut Stack) -> Option<Frame> {
-        let base = if rule.kind == Rule::AT_RSP { frame.sp } else { frame.rbp };
+        let base = if rule.kind == Rule::AT_SP { frame.sp } else { frame.fp };
         let cfa_slot = base.wrapping_add(rule.cfa as i64 as u64);
         let Some(cfa) = stack.word(cfa_slot, &mut self.stacks) else { return self.broken() };
         if rule.marks & Rule::RETURN_AFTER_CFA == 0 {
             if cfa <= frame.sp {
                 return self.broken();
             }
-            let Some(ip) = stack.word(cfa.wrapping_sub(8), &mut self.stacks) else { return self.broken() };
+            let Some(ip) = stack.word(rule.ret.slot(cfa), &mut self.stacks) else { return self.broken() };
             return self.caller(rule, frame, stack, cfa, ip);
         }
         // The interrupted code may have been on another stack than its signal handler.
         let Some(ip) = stack.word(cfa_slot.wrapping_add(8), &mut self.stacks) else { return self.broken() };
-        let caller = self.caller(rule, frame, stack, cfa, ip)?;
+        let mut caller = self.caller(rule, frame, stack, cfa, ip)?;
+        if arch::HAS_LINK_REGISTER {
+            // The registers follow each other: link, stack pointer, instruction.
+            let Some(link) = stack.word(cfa_slot.wrapping_sub(8), &mut self.stacks) else {
+                return self.broken();
+            };
+            caller.found = FoundAt::interrupted(link);
+        }
         if !(stack.is_own() && stack.contains(cfa)) {
             *stack = stack.interrupted(cfa, &mut self.stacks);
         }
@@ -640,20 +663,21 @@ impl NativeState {
     }
 
     fn caller(&mut self, rule: Rule, frame: &Frame, stack: &Stack, cfa: u64, ip: u64) -> Option<Frame> {
-        let offset = i64::from(rule.rbp) as u64;
-        let slot = match rule.rbp_base() {
-            Rule::RBP_SAME => {
-                return self.checked(rule, Frame { ip, sp: cfa, rbp: frame.rbp, rbp_slot: WALK });
+        let offset = i64::from(rule.fp) as u64;
+        let slot = match rule.fp_base() {
+            Rule::FP_SAME => {
+                return self.checked(rule, Frame { ip, sp: cfa, fp: frame.fp, ..Frame::NONE });
             }
-            Rule::RBP_AT_CFA => cfa.wrapping_add(offset),
-            Rule::RBP_AT_RBP => frame.rbp.wrapping_add(offset),
+            Rule::FP_AT_CFA => cfa.wrapping_add(offset),
+            Rule::FP_AT_FP => frame.fp.wrapping_add(offset),
             _ => frame.sp.wrapping_add(offset),
         };
-        let Some(rbp) = stack.word(slot, &mut self.stacks) else { return self.broken() };
-        self.checked(rule, Frame { ip, sp: cfa, rbp, rbp_slot: WALK })
+        let Some(fp) = stack.word(slot, &mut self.stacks) else { return self.broken() };
+        self.checked(rule, Frame { ip, sp: cfa, fp, ..Frame::NONE })
     }
 
     fn checked(&mut self, rule: Rule, mut caller: Frame) -> Option<Frame> {
+        caller.ip = arch::address(caller.ip);
         if caller.ip == 0 {
             return None;
         }
@@ -699,7 +723,10 @@ impl NativeState {
             self.marks |= super::Captured::BROKEN;
             return None;
         }
-        let rule = object_around(pc).and_then(|object| object.rule(pc));
+        let of_signal = || arch::signal_frame(ip, |at| stack.is_certain() && kernel::can_read(at));
+        let from_table = || object_around(pc).and_then(|object| object.rule(pc));
+        let known = arch::known_signal_frame(ip).map(Rule::of_signal);
+        let rule = known.or_else(from_table).or_else(|| of_signal().map(Rule::of_signal));
         drop(reading);
         let Some(rule) = rule else {
             if objects::is_in_use() {
@@ -762,6 +789,6 @@ impl Place {
     }
 }
 
-/// The rule of code that keeps a frame pointer: `push rbp; mov rbp, rsp`.
+/// The rule of code that keeps a frame pointer, which points to the caller's; the return address lies above that.
 const FRAME_POINTER: Rule =
-    Rule { cfa: 16, rbp: -16, kind: Rule::RBP, marks: Rule::RBP_AT_CFA | Rule::GUESSED };
+    Rule { cfa: 16, fp: -16, kind: Rule::FP, marks: Rule::FP_AT_CFA | Rule::GUESSED, ret: ReturnAt::BELOW };

@@ -3,6 +3,7 @@
 use crate::{IS_BUSY, compare};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use gputrace_ring::clock::Clock;
 
 unsafe extern "C" {
     fn __libc_memalign(alignment: usize, size: usize) -> *mut c_void;
@@ -60,13 +61,17 @@ pub extern "C" fn harness_times() -> f64 {
     at(0.5)
 }
 
+/// The processor's counter.
+#[inline(always)]
+fn ticks() -> u64 {
+    Clock::Tsc.about_now().0
+}
+
 fn ticks_per_nanosecond() -> f64 {
     let clock = std::time::Instant::now();
-    // SAFETY: reads a counter.
-    let start = unsafe { core::arch::x86_64::_rdtsc() };
+    let start = ticks();
     std::thread::sleep(std::time::Duration::from_millis(50));
-    // SAFETY: reads a counter.
-    let end = unsafe { core::arch::x86_64::_rdtsc() };
+    let end = ticks();
     (end - start) as f64 / clock.elapsed().as_nanos() as f64
 }
 
@@ -87,12 +92,10 @@ fn event() {
 #[inline(never)]
 fn time() {
     let state = crate::harness_state();
-    // SAFETY: reads a counter.
-    let before = unsafe { core::arch::x86_64::_rdtsc() };
+    let before = ticks();
     // SAFETY: the calling thread's own state.
     let captured = unsafe { crate::stack::capture(state, WANT.load(Ordering::Relaxed)) };
-    // SAFETY: reads a counter.
-    let after = unsafe { core::arch::x86_64::_rdtsc() };
+    let after = ticks();
     let index = N_TIMES.fetch_add(1, Ordering::Relaxed) as usize;
     if let Some(slot) = TIMES.get(index) {
         slot.store((after - before) as u32, Ordering::Relaxed);

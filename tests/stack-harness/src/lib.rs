@@ -3,6 +3,9 @@
 //! Loaded with `LD_PRELOAD` it also captures in `posix_memalign` and `malloc`, which stand for CUDA calls: they are
 //! reached from deep inside real libraries.
 
+#[path = "../../../shim/src/arch/mod.rs"]
+#[allow(dead_code, unused_imports, unused_macros, reason = "the shim uses what the harness does not")]
+mod arch;
 #[path = "../../../shim/src/elf.rs"]
 #[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
 mod elf;

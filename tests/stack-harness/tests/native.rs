@@ -151,7 +151,14 @@ fn a_signal_handler_sees_the_interrupted_frames_on_either_stack() {
 #[test]
 fn generated_code_with_a_frame_pointer_does_not_end_the_stack() {
     // push rbp; mov rbp, rsp; call rdi; pop rbp; ret
-    let code = [0x55, 0x48, 0x89, 0xe5, 0xff, 0xd7, 0x5d, 0xc3u8];
+    #[cfg(target_arch = "x86_64")]
+    let (code, returns_to) = ([0x55, 0x48, 0x89, 0xe5, 0xff, 0xd7, 0x5d, 0xc3u8], 6);
+    // stp x29, x30, [sp, #-16]!; mov x29, sp; blr x0; ldp x29, x30, [sp], #16; ret
+    #[cfg(target_arch = "aarch64")]
+    let (code, returns_to) = (
+        [0xa9bf_7bfd, 0x9100_03fd, 0xd63f_0000, 0xa8c1_7bfd, 0xd65f_03c0_u32].map(u32::to_le_bytes).concat(),
+        12,
+    );
     // SAFETY: a new mapping.
     let page = unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
@@ -173,8 +180,10 @@ fn generated_code_with_a_frame_pointer_does_not_end_the_stack() {
         for _ in 0..3 {
             generated(leaf);
             let inside = FOUND.take();
-            let jit =
-                inside.iter().position(|ip| *ip == page as u64 + 6).expect("the generated frame is there");
+            let jit = inside
+                .iter()
+                .position(|ip| *ip == page as u64 + returns_to)
+                .expect("the generated frame is there");
             if is_old_glibc() {
                 assert_eq!(inside.len(), jit + 1);
                 continue;

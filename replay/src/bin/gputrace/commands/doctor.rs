@@ -110,6 +110,7 @@ fn environment(list_hooks: bool) -> Section {
         "C library",
         glibc.map_or(Value::Missing, |version| Value::text(show(version))),
     );
+    section = processor(section);
     section = library(section, glibc, list_hooks);
     section = shared_memory(section);
     section = driver(section);
@@ -126,6 +127,17 @@ fn environment(list_hooks: bool) -> Section {
         );
     }
     section
+}
+
+/// What is missing on this processor.
+fn processor(section: Section) -> Section {
+    let section = section.fact("processor", "processor", Value::text(std::env::consts::ARCH));
+    if cfg!(target_arch = "x86_64") {
+        return section;
+    }
+    let missing = "on this processor, gputrace cannot attach to a process that was started without libgputrace.so (start it with \
+                   LD_PRELOAD=libgputrace.so GPUTRACE=dormant), nor read the stacks of running processes (`gputrace stacks`, `--hang-after`)";
+    section.line(Mood::Warning, missing.to_owned())
 }
 
 fn library(section: Section, glibc: Option<(u32, u32)>, list_hooks: bool) -> Section {

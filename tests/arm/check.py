@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Runs what was built for AArch64 under emulation, and compares it with x86-64. Started by `make arm`.
+
+    tests/arm/check.py FOLDER RELEASE
+
+FOLDER is the one of `setup.sh`; RELEASE has the programs of this machine. Exits with 1 if anything differs.
+"""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FOLDER, RELEASE = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+HERE = Path(__file__).resolve().parent
+TARGET = FOLDER / "target/aarch64-unknown-linux-gnu"
+ARM = TARGET / "release"
+WORK = FOLDER / "target/check"
+
+# Test programs (`tests/programs`): processes, threads, signals, ways to end, and each way to reach the driver.
+PROGRAMS = [
+    "address_rules", "driver_dlsym", "driver_families", "execs", "forks", "graphs", "ipc", "killed", "killed_at_once", "leak",
+    "nccl_ring", "odd_calls", "proc_address", "quick_exit", "runtime_families", "threads", "torch_blocks",
+]
+
+failures = []
+
+
+def run(command, timeout=300, **options):
+    """Here."""
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=timeout, **options)
+
+
+def inside(*command, how="run", timeout=600):
+    """Under emulation."""
+    return run([HERE / "inside.sh", FOLDER, how, *command], timeout=timeout)
+
+
+def check(what, is_right, detail=""):
+    print(f"{'ok    ' if is_right else 'FAILED'} {what}", flush=True)
+    if not is_right:
+        failures.append(what)
+        print(detail[-3000:], flush=True)
+
+
+def normal(report):
+    """A report without what no two runs share: addresses, times, numbers of processes, folders, and the widths of columns."""
+    report = re.sub(r"0x[0-9a-f]+", "ADDRESS", report)
+    report = re.sub(r"\b[0-9.]+ (ns|µs|ms|s|min)\b", "TIME", report)
+    report = re.sub(r"\(pid \d+\): .*", "(pid)", report)
+    report = re.sub(r"[^ (]*/(?=[^/ ]+)", "", report)
+    report = re.sub(r"demo-\d.gtr", "TRACE", report)
+    # The emulator is the process's program, as far as the kernel knows: the program itself is named as a library is.
+    report = re.sub(r"\bdemo(-\d)?\b(?!\.)", "application", report)
+    lines = [re.sub(r" +", " ", line).strip() for line in report.splitlines()]
+    # Samples of NVML are taken by the clock.
+    by_clock = re.compile(r"events \d|The driver's own figures|.*what the driver charged|\d+ notes? of the recording|next ")
+    return [line for line in lines if not by_clock.match(line)]
+
+
+def library(folder, name):
+    found = sorted(folder.glob(f"build/gputrace-fake-cuda-*/out/{name}"), key=lambda path: path.stat().st_mtime)
+    return found[-1].parent
+
+
+def record(gputrace, runs, trace, command, *options):
+    trace.unlink(missing_ok=True)
+    record = [gputrace, "record", "-F", "-q", "--no-oom-report", "-o", trace, *options, "--", *command]
+    return runs(*record)
+
+
+def demo():
+    """The built-in demo: its report has the same rows on both."""
+    here = lambda *command: [str(word) for word in command]
+    emulated = lambda *command: [str(word) for word in (HERE / "inside.sh", FOLDER, "run", *command)]
+    reports = []
+    for prefix, programs in [(here, RELEASE), (emulated, ARM)]:
+        number = len(reports)
+        program, trace = WORK / f"demo-{number}", WORK / f"demo-{number}.gtr"
+        sources = [HERE.parent / "programs/demo.c", HERE / "waits.c"]
+        built = run(prefix("cc", "-O1", "-g", "-Dmain=demo", "-o", program, *sources, "-ldl"))
+        check("the demo is built", built.returncode == 0, built.stderr)
+        trace.unlink(missing_ok=True)
+        options = ["record", "-F", "-q", "--no-oom-report", "-o", trace]
+        command = ["env", "FAKE_CUDA_MEMORY=2GiB", programs / "gputrace", *options, "--", programs / "fake-cuda", program]
+        process = subprocess.Popen(prefix(*command), stdin=subprocess.PIPE)
+        # The recorder has found the process once it writes what it knows of it.
+        while process.poll() is None and not (trace.exists() and trace.stat().st_size > 8):
+            time.sleep(0.05)
+        process.stdin.close()
+        check(f"the demo ends well ({programs.parent.name})", process.wait(300) == 0)
+        report = run(prefix(programs / "gputrace", "report", "--all", trace))
+        reports.append(normal(report.stdout))
+        # A trace is read on either.
+        other = run([RELEASE / "gputrace", "report", "--all", trace])
+        check("the trace says the same on x86-64", normal(other.stdout) == reports[-1], other.stdout + other.stderr)
+    x86, arm = reports
+    difference = [f"- {line}" for line in x86 if line not in arm] + [f"+ {line}" for line in arm if line not in x86]
+    check("the demo's report is that of x86-64", not difference and len(x86) > 20, "\n".join(difference))
+
+
+def links(route, cuda):
+    """What a program of this route is linked with; None where that is not there."""
+    if route == "cudart":
+        runtime = FOLDER / "target/cudart/libcudart.so.12"
+        return f"{runtime} -Wl,-rpath,{runtime.parent}" if runtime.exists() else None
+    return {
+        "none": "",
+        "cuda": f"{cuda}/libcuda.so.1",
+        "nccl": f"{cuda}/libnccl.so.2 {cuda}/libcuda.so.1",
+        "torch": f"{cuda}/torch/libc10_cuda.so {cuda}/torch/libc10.so -Wl,-rpath-link,{cuda} -Wl,-rpath,{cuda}/torch",
+    }[route]
+
+
+def programs():
+    """Test programs end as they do alone, and nothing of them is lost."""
+    cuda = library(ARM, "libcuda.so.1")
+    fake = ARM / "fake-cuda"
+    for name in PROGRAMS:
+        source, program = HERE.parent / f"programs/{name}.c", WORK / name
+        route = re.search(r"//# Link: (\w+)", source.read_text())[1]
+        link = links(route, cuda)
+        if link is None:
+            print(f"SKIPPED {name}: no CUDA runtime for AArch64 (pip could not fetch nvidia-cuda-runtime-cu12)")
+            continue
+        built = inside("sh", "-c", f"cc -std=gnu11 -O1 -g -fno-builtin-malloc -pthread -o {program} {source} {link} -ldl")
+        if built.returncode:
+            check(f"{name} is built", False, built.stderr)
+            continue
+        settings = re.findall(r"//# Env: (\S+)", source.read_text())
+        alone = inside("env", *settings, fake, program)
+        folder = WORK / f"{name}.traces"
+        run(["rm", "-rf", folder])
+        folder.mkdir()
+        recorded = record(ARM / "gputrace", inside, folder / "t.gtr", ["env", *settings, fake, program])
+        same = (recorded.returncode, recorded.stdout) == (alone.returncode, alone.stdout)
+        check(f"{name} ends as alone ({alone.returncode})", same, f"{alone}\n{recorded}")
+        time.sleep(1)  # Recorders of children end a little later than the program.
+        traces = sorted(folder.glob("*.gtr"))
+        for trace in traces:
+            doctor = run([RELEASE / "gputrace", "doctor", trace])
+            whole = "nothing was lost" in doctor.stdout and "every total, range and block adds up" in doctor.stdout
+            check(f"{name}: {trace.name} is whole", whole, doctor.stdout + doctor.stderr)
+        check(f"{name} has traces", bool(traces), recorded.stderr)
+
+
+def tests():
+    """The ring's own tests, and stacks against libgcc's unwinder."""
+    for package, target, preload in [("gputrace-ring", ["--lib"], None), ("gputrace-stack-harness", ["--test", "native"], "libstack_harness.so")]:
+        built = inside("cargo", "test", "--offline", "--no-run", "-p", package, *target, how="build", timeout=3600)
+        found = re.search(r"Executable .*\((.*)\)", built.stderr)
+        if not found:
+            check(f"the tests of {package} are built", False, built.stderr)
+            continue
+        program = found[1]
+        # On AArch64 the loader has no room for thread-local memory of such an alignment in a library that comes late.
+        environment = [f"LD_PRELOAD={Path(program).parent / preload}"] if preload else []
+        # With the C library as old as before 2.35, the emulator takes many minutes.
+        result = inside("env", *environment, program, "--test-threads", "2", "--skip", "without_dl_find_object", timeout=1200)
+        check(f"the tests of {package} pass", result.returncode == 0, result.stdout + result.stderr)
+        print("      " + next((line for line in result.stdout.splitlines() if line.startswith("test result")), ""))
+
+
+def main():
+    WORK.mkdir(parents=True, exist_ok=True)
+    demo()
+    programs()
+    tests()
+    print(f"{len(failures)} failures" if failures else "AArch64 under emulation: all as on x86-64")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
