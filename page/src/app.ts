@@ -19,7 +19,7 @@ import { TABS, View, type Tab } from "./view";
 const TAB_TITLES: Record<Tab, string> = { live: "What was held", map: "Address map", settings: "Other settings", ranks: "Ranks", tables: "All tables" };
 const AXIS_TITLES: Record<Axis, string> = { time: "Time", change: "Changes", step: "Steps" };
 const KEYS: [string, string][] = [
-  ["W S", "zoom in, out (also + and \u2212, or Ctrl and wheel)"], ["A D", "move left, right (also Shift and wheel, or Shift and drag)"], ["F", "fit: the verdict's evidence, or where memory changes"], ["0", "show all"], ["Z", "zoom to the range or the selection"],
+  ["W S", "zoom in, out (also + and \u2212, or Ctrl and wheel); with Shift the height (also the wheel on the scale)"], ["A D", "move left, right (also Shift and wheel, or Shift and drag)"], ["F", "fit: the verdict's evidence, or where memory changes"], ["0", "show all"], ["Z", "zoom to the range or the selection"],
   ["\u2190 \u2192", "change before, after (Shift: far); on the flame graph box to box"], ["\u2191 \u2193", "event before, after, and select its block"], [", .", "step before, after"], ["P O E N", "peak, next out-of-memory error, next emptying of the cache, next finding of the job"],
   ["Enter", "on the timeline: select the largest block at the cursor"], ["Esc", "clear the selection"], ["C", "copy the selection with its stack"], ["B", "set the base of a difference at the cursor"],
   ["1 to 5", "by owner, role, call site, pool, stream"], ["G", "a band per block, or an area per group"], ["U", "hide what is unused"], ["L", "lines: context, the driver's figure, the card"], ["X", "axis: time, changes, steps"],
@@ -69,7 +69,7 @@ function start(data: Data, root: HTMLElement) {
   const chapters = data.head.chapters.map((head, i) => new Chapter(head, data, i));
   const view = new View(data, chapters);
   if (chapters.length) view.first = worst(chapters);
-  view.evidence = () => evidence(view);
+  view.evidence = () => { evidence(view); view.captionFor = view.captioned; };
   view.restore(location.hash);
   document.title = `gputrace: ${chapters.length > 1 ? chapters.length + " traces" : chapters[0]?.head.report.trace ?? ""}`;
   const timeline = new Timeline(view), tables = new Tables(view);
@@ -139,7 +139,7 @@ function start(data: Data, root: HTMLElement) {
   const caption = h("p", { class: "caption" });
   const bar = h("div", { class: "choices bar", role: "group", "aria-label": "How memory over time is drawn" });
   const pressed = (words: string, isPressed: boolean, act: () => void, title?: string) => h("button", { type: "button", "aria-pressed": isPressed, title, onclick: () => { act(); view.changed(); } }, words);
-  const fit = () => { view.window = view.fit ?? view.busy; };
+  const fit = () => { view.window = view.fit ?? view.busy; view.rise = [0, 1]; };
   let barFor = "";
   const showBar = () => {
     const key = [view.drawn, view.by, view.axis, view.hidesUnused, view.hasLines, view.isAlone, view.only, view.picking, view.axes.length].join();
@@ -166,8 +166,9 @@ function start(data: Data, root: HTMLElement) {
     if (shown !== view.chapter) top.replaceChildren(verdict(view.trace, light));
     shown = view.chapter;
     pick.value = `${view.chapter}.${Math.max(0, view.device)}`;
+    if (document.activeElement !== field) field.value = view.search.text;
     caption.textContent = view.caption;
-    caption.hidden = !view.caption;
+    caption.hidden = !view.caption || view.captionFor !== view.captioned;
     showBar();
     const { lit } = view;
     const { pattern } = view.search, marks = pattern ? [...view.trace.marks.values()].reduce((sum, { list }) => sum + list.filter((mark) => pattern.test(mark.text)).length, 0) : 0;
@@ -217,7 +218,7 @@ function start(data: Data, root: HTMLElement) {
       u: () => { view.hidesUnused = !view.hidesUnused; view.changed(); }, l: () => { view.hasLines = !view.hasLines; view.changed(); }, x: cycle, f: () => { fit(); view.changed(); }, z: () => timeline.zoomToSelection(),
       p: has(() => timeline.move(device!.peak)), o: () => timeline.next("out of memory"), e: () => timeline.next("cache emptied"), n: () => timeline.next("finding"), ".": () => timeline.next("step"), ",": () => timeline.next("step", -1),
       b: has(() => { view.base = view.cursor; view.moment = "base"; view.changed(); }),
-      w: () => timeline.zoom(0.7), s: () => timeline.zoom(1 / 0.7), "+": () => timeline.zoom(0.7), "=": () => timeline.zoom(0.7), "-": () => timeline.zoom(1 / 0.7), a: () => timeline.pan(-wide / 6), d: () => timeline.pan(wide / 6), "0": () => { view.window = view.extent; view.changed(); },
+      w: () => (event.shiftKey ? timeline.raise(0.7) : timeline.zoom(0.7)), s: () => (event.shiftKey ? timeline.raise(1 / 0.7) : timeline.zoom(1 / 0.7)), "+": () => timeline.zoom(0.7), "=": () => timeline.zoom(0.7), "-": () => timeline.zoom(1 / 0.7), a: () => timeline.pan(-wide / 6), d: () => timeline.pan(wide / 6), "0": () => { view.window = view.extent; view.rise = [0, 1]; view.changed(); },
       Escape: () => { view.span = null; view.only = null; view.select(null); },
     };
     if (!isList || event.target === pane.element) {

@@ -6,12 +6,14 @@ import type { Rectangles } from "./model";
 /** Most bands of one picture. */
 export const MOST_BANDS = 4000;
 
-/** The largest of the blocks that are there between two times, in the order of their births; how many others there are. */
-export function choose(blocks: Rectangles, [from, to]: [number, number], least: number, most: number, is: (block: number) => boolean): { ids: Int32Array; left: number } {
+/** The largest of the blocks that are there between two times, of holders that are wanted, in the order of their births; how many others
+ * there are. `is` says of single blocks whether they are wanted. */
+export function choose(blocks: Rectangles, [from, to]: [number, number], least: number, most: number, wanted: Uint8Array, is: ((block: number) => boolean) | null = null): { ids: Int32Array; left: number } {
+  const { what, bytes, n } = blocks, [births, deaths] = [blocks.from, blocks.to];
   let found: number[] = [], left = 0;
-  for (let i = 0; i < blocks.n && blocks.from[i] <= to; i++) {
-    if (blocks.to[i] < from || !is(i)) continue;
-    if (blocks.bytes[i] >= least) found.push(i); else left++;
+  for (let i = 0; i < n && births[i] <= to; i++) {
+    if (deaths[i] < from || !wanted[what[i]] || (is && !is(i))) continue;
+    if (bytes[i] >= least) found.push(i); else left++;
   }
   if (found.length > most) {
     const order = Int32Array.from(found).sort((a, b) => blocks.bytes[b] - blocks.bytes[a] || a - b);

@@ -1,8 +1,9 @@
 // What the page opens on: the view that shows what the verdict says, with its line selected, and a line of words about it.
-import type { Text } from "./data";
+import type { Section, Text } from "./data";
 import { bytes, count } from "./format";
 import type { Device } from "./model";
 import type { Pick } from "./pick";
+import { search } from "./search";
 import type { View } from "./view";
 
 /** The line that the verdict names; null where it names none that holds memory here. */
@@ -10,10 +11,17 @@ export function lineOf(view: View): Extract<Pick, { kind: "line" }> | null {
   const items = view.trace.head.report.verdict?.section.items ?? [], site = items.find((item) => "fact" in item && item.fact === "call_site");
   if (!site || !("fact" in site) || typeof site.value !== "string") return null;
   const text = site.value, { sites } = view.trace.head, device = view.dev;
-  if (sites.includes(text)) return { kind: "line", text };
+  if (sites.includes(text) && view.trace.holders.some((holder) => holder.site === text)) return { kind: "line", text };
   // Not a call site itself: a frame of some stack, by its file and line.
   const place = /([^/()]+:\d+)\)/.exec(text)?.[1];
   return place && device && view.trace.holders.some((holder) => view.trace.stackOf(holder).some((line) => line.includes(`(${place})`))) ? { kind: "line", text: `(${place})` } : null;
+}
+
+/** What finds the file and line that a verdict names. */
+function placeOf(section: Section): string | null {
+  const site = section.items.find((item) => "fact" in item && item.fact === "call_site");
+  const place = site && "fact" in site && typeof site.value === "string" ? /([^/()]+:\d+)\)/.exec(site.value)?.[1] : undefined;
+  return place ? place.replace(/[.*+?^${}()|[\]\\]/g, "\\$&") + "\\)" : null;
 }
 
 /** Opens on the verdict's evidence. */
@@ -64,6 +72,7 @@ export function evidence(view: View) {
     case "churned":
       view.setAxis(steps);
       fits();
+      view.search = search(placeOf(told.section) ?? "");
       view.caption = "Each mark in the lane below gives the cache back to the driver; the same memory is bought again right after it.";
       return;
     case "kept":

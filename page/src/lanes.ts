@@ -1,5 +1,5 @@
 // What happened on the axis, kind by kind: ranges that lie in one another have rows of their own.
-import type { Chapter, Mark } from "./model";
+import type { Axis, Chapter, Device, Mark } from "./model";
 
 export interface Lane { title: string; kind: string; list: Mark[] }
 
@@ -30,4 +30,16 @@ export function rows(list: Mark[]): Mark[][] {
     ends[row] = Math.max(ends[row] ?? 0, end(mark));
   }
   return rows;
+}
+
+const placed = new WeakMap<Lane, Map<string, [Float64Array, Float64Array]>>();
+
+/** Where the marks of a row begin and end on an axis; what did not end reaches its end. */
+export function positions(lane: Lane, device: Device, axis: Axis, end: number): [Float64Array, Float64Array] {
+  let known = placed.get(lane);
+  if (!known) placed.set(lane, (known = new Map()));
+  const key = [axis, device.head.device, device.n].join();
+  let found = known.get(key);
+  if (!found) known.set(key, (found = [Float64Array.from(lane.list, (mark) => device.place(axis, mark.from)), Float64Array.from(lane.list, (mark) => (mark.to === null ? end : device.place(axis, mark.to)))]));
+  return found;
 }

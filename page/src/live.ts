@@ -104,11 +104,11 @@ export class Live {
       row.bytes += now.bytes[index];
       row.objects += now.objects[index];
       row.before += earlier?.bytes[index] ?? 0;
-      row.isLit ||= !!view.lit?.[index] && (now.bytes[index] > 0 || (earlier?.bytes[index] ?? 0) > 0);
+      row.isLit ||= !!view.litHolders?.[index] && (now.bytes[index] > 0 || (earlier?.bytes[index] ?? 0) > 0);
       rows.set(name, row);
     }
     const list = [...rows].filter(([, row]) => row.bytes || row.before).sort((a, b) => (earlier ? Math.abs(b[1].bytes - b[1].before) - Math.abs(a[1].bytes - a[1].before) : b[1].bytes - a[1].bytes));
-    const shown = view.lit ? list.filter(([, row]) => row.isLit) : list;
+    const shown = view.litHolders ? list.filter(([, row]) => row.isLit) : list;
     const columns: [string, string][] = [["name", GROUPING_TITLES[view.by]], ["bytes", "Bytes"], ["share", "Share"], ["objects", "Objects"]];
     if (earlier) columns.splice(1, 3, ["before", "Before"], ["bytes", "After"], ["change", "Change"]);
     const most = 200;
@@ -119,7 +119,7 @@ export class Live {
       onRow: (row) => view.select(this.isPicked(shown[row][0]) ? null : { kind: "group", by: view.by, name: shown[row][0] }),
       isPicked: (row) => this.isPicked(shown[row][0]),
       leftOut: shown.length > most ? `${count(shown.length - most)} more` : null,
-    }, null), view.lit && !shown.length ? h("p", { class: "note" }, "Nothing that was held then is lit up by the search.") : "", this.lines(now.bytes, earlier?.bytes ?? null));
+    }, null), view.litHolders && !shown.length ? h("p", { class: "note" }, "Nothing that was held then is lit up by the search.") : "", this.lines(now.bytes, earlier?.bytes ?? null));
   }
   /** Whether all that a row stands for is selected. */
   private isPicked(name: string): boolean {
@@ -197,16 +197,16 @@ export class Live {
   }
   private left = 0;
   private draw(context: CanvasRenderingContext2D, width: number) {
-    const colour = theme(), { view } = this;
+    const colour = theme(), { view } = this, lit = view.litHolders;
     context.textBaseline = "middle";
     context.textAlign = "left";
     for (const box of this.list) {
       const x = box.from * width, w = Math.max((box.to - box.from) * width - 1, 0.5), y = box.depth * ROW;
-      const isLit = view.lit ? box.node.holders.some((holder) => view.lit![holder]) && (view.search.pattern!.test(box.node.name) || !box.node.children.size) : false;
+      const isLit = lit ? box.node.holders.some((holder) => lit[holder]) && (view.search.pattern!.test(box.node.name) || !box.node.children.size) : false;
       let tint = box.node.group < 0 ? "#9aa7b0" : this.tints[box.node.group] ?? "#8d8d8d";
       if (this.isDifference && box.depth > 0) tint = box.node.bytes >= box.node.before ? GREW : SHRANK;
       const { picked } = view, isPicked = picked !== null && box.node !== this.root && box.node.name !== "all" && (picked.isWhole ? box.node.holders.every((holder) => picked.holders[holder]) : box.node.holders.some((holder) => picked.holders[holder]));
-      context.globalAlpha = (view.lit && !isLit) || (picked && !isPicked) ? 0.3 : 1 - (box.depth % 2) * 0.14;
+      context.globalAlpha = (lit && !isLit) || (picked && !isPicked) ? 0.3 : 1 - (box.depth % 2) * 0.14;
       context.fillStyle = tint;
       context.fillRect(x, y, w, ROW - 1);
       context.globalAlpha = 1;
@@ -216,7 +216,7 @@ export class Live {
         context.strokeRect(x + 0.5, y + 0.5, Math.max(w - 1, 1), ROW - 2);
       }
       if (w > 24) {
-        context.fillStyle = (view.lit && !isLit) || (picked && !isPicked) ? colour.ink : isLight(tint) ? "#111" : "#fff";
+        context.fillStyle = (lit && !isLit) || (picked && !isPicked) ? colour.ink : isLight(tint) ? "#111" : "#fff";
         context.fillText(fitted(context, box.node.name, w - 8), x + 4, y + ROW / 2);
       }
     }

@@ -107,6 +107,8 @@ export class AddressMap {
       swatch.style.background = tint;
       return h("li", {}, h("span", {}, swatch, shortSite(name)));
     }));
+    // JAX and others have no segments of PyTorch's.
+    if (!map.grounds.kind.some((kind) => kind < 2) && device.head.device !== HOST) { this.table.replaceChildren(); return this.say(); }
     const at = device.times[view.cursor], segments = map.segments(at), live = segments.reduce((sum, it) => sum + it.live, 0), all = segments.reduce((sum, it) => sum + it.bytes, 0);
     const isWhole = map.isWhole(view.cursor), hasPools = view.trace.head.pools.length > 0, wholly = segments.filter((it) => !it.blocks.length && !it.pool).reduce((sum, it) => sum + it.bytes, 0), own = segments.filter((it) => it.pool).reduce((sum, it) => sum + it.bytes - it.live, 0), most = 100, isHost = device.head.device === HOST;
     this.table.replaceChildren(
@@ -189,11 +191,11 @@ export class AddressMap {
   /** Draws what lies in a part of the axis and of the addresses; says where blocks are that the search lights up. */
   private paint(map: Map2D, plot: number, [from, to]: [number, number], [low, high]: [number, number]): [number, number, number, number][] {
     const { view } = this, device = view.dev!, colour = theme(), { ratio } = this.picture, raster = this.raster.begin(Math.ceil(plot * ratio), HEIGHT * ratio);
-    const { grounds, blocks, tiles } = map, at = map.on(view.axis), sx = (plot * ratio) / (to - from), sy = (HEIGHT * ratio) / (high - low), bottom = HEIGHT * ratio;
+    const { grounds, blocks, tiles, lows, highs, groundLows, groundHighs, tileLows, tileHighs } = map, at = map.on(view.axis), sx = (plot * ratio) / (to - from), sy = (HEIGHT * ratio) / (high - low), bottom = HEIGHT * ratio;
     const [free, empty, own, other, soft, hatch, panel] = [colour.free, colour.empty, colour.pool, colour.line, colour.soft, colour.hatch, colour.panel].map(packed);
     for (let g = 0; g < grounds.n; g++) {
-      if (at.grounds.to[g] < from || at.grounds.from[g] > to || map.groundHighs[g] < low || map.groundLows[g] > high) continue;
-      const upper = bottom - (map.groundHighs[g] - low) * sy, lower = bottom - (map.groundLows[g] - low) * sy - 0.5;
+      if (at.grounds.to[g] < from || at.grounds.from[g] > to || groundHighs[g] < low || groundLows[g] > high) continue;
+      const upper = bottom - (groundHighs[g] - low) * sy, lower = bottom - (groundLows[g] - low) * sy - 0.5;
       const tint = grounds.kind[g] > 1 ? other : grounds.pool[g] ? own : free;
       const [begin, end] = [(at.grounds.from[g] - from) * sx, (at.grounds.to[g] - from) * sx];
       if (grounds.kind[g] > 1) raster.fill(begin, upper, end, lower, tint); else raster.hatched(begin, end, upper, lower, tint, hatch, ratio);
@@ -207,16 +209,16 @@ export class AddressMap {
     }
     for (let i = 0; i < tiles.n; i++) {
       const begin = at.tiles[tiles.column[i]], end = at.tiles[tiles.column[i] + 1];
-      if (end < from || begin > to || map.tileHighs[i] < low || map.tileLows[i] > high) continue;
-      raster.fill((begin - from) * sx, bottom - (map.tileHighs[i] - low) * sy, (end - from) * sx, bottom - (map.tileLows[i] - low) * sy, soft, Math.min(0.6, 0.1 + tiles.blocks[i] / 200));
+      if (end < from || begin > to || tileHighs[i] < low || tileLows[i] > high) continue;
+      raster.fill((begin - from) * sx, bottom - (tileHighs[i] - low) * sy, (end - from) * sx, bottom - (tileLows[i] - low) * sy, soft, Math.min(0.6, 0.1 + tiles.blocks[i] / 200));
     }
-    const series = device.series(view.by), tints = colours(series.groups.map((group) => group.name)).map((tint) => shades(tint).map(packed)), { lit, picked } = view;
+    const series = device.series(view.by), tints = colours(series.groups.map((group) => group.name)).map((tint) => shades(tint).map(packed)), { picked } = view, lit = view.litHolders;
     const chosen = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only), strokes: [number, number, number, number][] = [];
     let whole = 0, thin = 0, nPicked = 0;
     for (let i = 0; i < blocks.n; i++) {
       const begin = at.blocks.from[i], end = at.blocks.to[i];
-      if (end < from || begin > to || map.highs[i] < low || map.lows[i] > high) continue;
-      const left = Math.max(-1, (begin - from) * sx), right = Math.min(raster.width + 1, (end - from) * sx), upper = bottom - (map.highs[i] - low) * sy, lower = bottom - (map.lows[i] - low) * sy;
+      if (end < from || begin > to || highs[i] < low || lows[i] > high) continue;
+      const left = Math.max(-1, (begin - from) * sx), right = Math.min(raster.width + 1, (end - from) * sx), upper = bottom - (highs[i] - low) * sy, lower = bottom - (lows[i] - low) * sy;
       const holder = blocks.what[i], group = series.groupOf[holder], isLit = lit !== null && lit[holder], isPicked = picked !== null && picked.has(i);
       const weight = (lit && !isLit && !isPicked) || (picked && !isPicked && !isLit) || (chosen >= 0 && chosen !== group) ? 0.22 : 1, wide = right - left, tall = lower - upper, tint = tints[group]?.[shadeOf(i)] ?? soft;
       if ((wide < ratio || tall < ratio) && !isPicked) {
@@ -236,7 +238,7 @@ export class AddressMap {
     if (picked && picked.ground >= 0) {
       const g = picked.ground;
       strokes.length = 0;
-      strokes.push([((at.grounds.from[g] - from) * sx) / ratio, (bottom - (map.groundHighs[g] - low) * sy) / ratio, ((at.grounds.to[g] - at.grounds.from[g]) * sx) / ratio, ((map.groundHighs[g] - map.groundLows[g]) * sy) / ratio]);
+      strokes.push([((at.grounds.from[g] - from) * sx) / ratio, (bottom - (groundHighs[g] - low) * sy) / ratio, ((at.grounds.to[g] - at.grounds.from[g]) * sx) / ratio, ((groundHighs[g] - groundLows[g]) * sy) / ratio]);
     } else if (nPicked > MOST_STROKES) strokes.length = 0;
     return strokes;
   }
@@ -304,6 +306,7 @@ export class AddressMap {
     if (thin) parts.push(`${count(thin)} thinner than a pixel drawn as their density`);
     if (map.tiles.tiled) parts.push(`${count(map.tiles.tiled)} of the smallest of the trace kept as ${count(map.tiles.n)} tiles`);
     if (device.head.n_unplaced) parts.push(`${count(device.head.n_unplaced)} objects of the driver have no address`);
+    if (view.lit) { let n = 0; for (let i = 0; i < map.blocks.n; i++) if (view.lit[map.blocks.what[i]]) n++; parts.unshift(`${count(n)} blocks are lit up by the search`); }
     this.note.textContent = parts.join("; ") + `. ${bytes(map.compact.height)} of addresses in all.`;
   }
 }

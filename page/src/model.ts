@@ -256,6 +256,11 @@ export class Compact {
     for (let i = 0; i < this.starts.length; i++) { this.offsets.push(at); at += this.ends[i] - this.starts[i]; }
     this.height = at;
   }
+  /** Whether all of a range is in what anything lay in. */
+  has(start: number, end: number): boolean {
+    const i = upTo(this.starts, start) - 1;
+    return i >= 0 && end <= this.ends[i];
+  }
   /** Where an address lies; addresses between ranges lie where the next begins. */
   of(addr: number): number {
     const i = upTo(this.starts, addr) - 1;
@@ -272,17 +277,7 @@ export class Map2D {
   readonly blocks: Rectangles;
   readonly grounds: Grounds;
   readonly tiles: Tiles;
-  readonly compact: Compact;
-  /** Where each block begins and ends, without the holes between addresses. */
-  readonly lows: Float64Array;
-  readonly highs: Float64Array;
-  readonly groundLows: Float64Array;
-  readonly groundHighs: Float64Array;
-  readonly tileLows: Float64Array;
-  readonly tileHighs: Float64Array;
   private positions = new Map<Axis, Positions>();
-  /** For each ground, when no block was in it: from, to, from, to... */
-  readonly empty: number[][];
   constructor(readonly device: Device) {
     const { data, head: { duration_ns: end } } = device.chapter;
     const read = (head: RectangleColumns): Rectangles => {
@@ -295,17 +290,30 @@ export class Map2D {
     this.grounds = { ...grounds, kind: grounds.what.map((what) => what % 4), pool: grounds.what.map((what) => Math.floor(what / 4)) };
     const tiles = device.head.blocks, [addr, column, blocks] = [tiles.tile_addr, tiles.tile_column, tiles.tile_blocks].map((id) => data.column(id));
     this.tiles = { n: addr.length, bytes: tiles.tile_bytes, columns: tiles.tile_columns, addr, column, blocks, tiled: tiles.n_tiled };
-    const ranges: [number, number][] = [];
-    for (const all of [this.grounds, this.blocks]) for (let i = 0; i < all.n; i++) ranges.push([all.addr[i], all.addr[i] + all.bytes[i]]);
-    this.compact = new Compact(ranges);
-    const { compact, blocks: all } = this;
-    const within = (all: Rectangles) => [all.addr.map((addr) => compact.of(addr)), all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1)];
-    [this.lows, this.highs] = within(all);
-    [this.groundLows, this.groundHighs] = within(this.grounds);
-    this.tileLows = addr.map((addr) => compact.of(addr));
-    this.tileHighs = addr.map((addr) => compact.of(addr + tiles.tile_bytes - 1) + 1);
-    this.empty = this.emptiness();
   }
+  /** What only the map needs is made when it is first drawn: over time, addresses do not matter. */
+  private placed: Placed | null = null;
+  private get places(): Placed {
+    if (this.placed) return this.placed;
+    const { grounds, blocks, tiles } = this, ranges = Array.from(grounds.addr, (addr, g): [number, number] => [addr, addr + grounds.bytes[g]]), inGrounds = new Compact(ranges);
+    // Nearly all blocks lie in a segment, and add nothing.
+    for (let i = 0; i < blocks.n; i++) if (!inGrounds.has(blocks.addr[i], blocks.addr[i] + blocks.bytes[i])) ranges.push([blocks.addr[i], blocks.addr[i] + blocks.bytes[i]]);
+    const compact = new Compact(ranges);
+    const within = (all: Rectangles) => [all.addr.map((addr) => compact.of(addr)), all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1)];
+    const [lows, highs] = within(blocks), [groundLows, groundHighs] = within(grounds);
+    const tileLows = tiles.addr.map((addr) => compact.of(addr)), tileHighs = tiles.addr.map((addr) => compact.of(addr + tiles.bytes - 1) + 1);
+    return (this.placed = { compact, lows, highs, groundLows, groundHighs, tileLows, tileHighs, empty: this.emptiness() });
+  }
+  get compact(): Compact { return this.places.compact; }
+  /** Where each block begins and ends, without the holes between addresses; then segments and tiles. */
+  get lows(): Float64Array { return this.places.lows; }
+  get highs(): Float64Array { return this.places.highs; }
+  get groundLows(): Float64Array { return this.places.groundLows; }
+  get groundHighs(): Float64Array { return this.places.groundHighs; }
+  get tileLows(): Float64Array { return this.places.tileLows; }
+  get tileHighs(): Float64Array { return this.places.tileHighs; }
+  /** For each ground, when no block was in it: from, to, from, to... */
+  get empty(): number[][] { return this.places.empty; }
   /** Where all of it lies on an axis. */
   on(axis: Axis): Positions {
     let positions = this.positions.get(axis);
@@ -382,6 +390,8 @@ export class Map2D {
     return joined.sort((a, b) => b.bytes - b.live - (a.bytes - a.live) || a.addr - b.addr);
   }
 }
+
+interface Placed { compact: Compact; lows: Float64Array; highs: Float64Array; groundLows: Float64Array; groundHighs: Float64Array; tileLows: Float64Array; tileHighs: Float64Array; empty: number[][] }
 
 /** Beginnings and ends on an axis; of tiles where each column begins. */
 export interface Positions {

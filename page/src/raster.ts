@@ -62,6 +62,7 @@ export class Raster {
   }
   /** The same from pixel to pixel, with stripes: `wide` pixels of the screen are one of the page. */
   hatched(left: number, right: number, top: number, bottom: number, colour: number, stripe: number, wide: number) {
+    if (bottom <= 0 || top >= this.height || right <= 0 || left >= this.width) return;
     left = Math.max(0, Math.round(left));
     right = Math.min(this.width, Math.max(left + 1, Math.round(right)));
     top = Math.max(0, Math.round(top));

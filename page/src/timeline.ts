@@ -5,7 +5,7 @@ import { choose, MOST_BANDS, shadeOf, shades, sweep } from "./blocks";
 import { h, Picture, fitted, shortSite } from "./dom";
 import { colours, theme, isLight } from "./colours";
 import { bytes, count, tickBytes, ticks, time } from "./format";
-import { lanes, type Lane } from "./lanes";
+import { lanes, positions, type Lane } from "./lanes";
 import { isRest, type Device, type Mark } from "./model";
 import { upTo } from "./pyramid";
 import { mixed, packed, Raster } from "./raster";
@@ -22,7 +22,8 @@ const FADED = 0.6;
 type Column = [number, number, number, number];
 /** Where a band is in each column of pixels: column, bottom, top, and so on. */
 type Outline = number[];
-interface Plotted { key: string; columns: Column[]; top: number; times: Float64Array; ids: Int32Array; left: number; outlines: Map<number, Outline>; rest: number }
+/** `low` and `top`: the bytes at the lower and the upper edge; `whole`: at the upper edge of all of it. */
+interface Plotted { key: string; columns: Column[]; low: number; top: number; whole: number; times: Float64Array; ids: Int32Array; left: number; outlines: Map<number, Outline>; rest: number }
 /** What is at a place of the picture: a block, or what is left of a group. */
 interface Found { block: number; group: number; state: number }
 
@@ -36,6 +37,7 @@ export class Timeline {
   private raster = new Raster();
   private shown: Plotted | null = null;
   private listed = "";
+  private heights: { key: string; of: Float64Array } | null = null;
   private hover: { x: number; y: number } | null = null;
   private found: Found | null = null;
   private drag: { from: number; isPan: boolean; window: [number, number] } | null = null;
@@ -80,9 +82,13 @@ export class Timeline {
       context.fillText("No memory of a device was handed out.", LEFT, TOP + 20);
       return;
     }
-    const plot = width - LEFT - RIGHT, plotted = this.plotted(device, plot, colour), { columns, top } = plotted, { litBytes, picked } = view;
-    const y = (value: number) => bottom - (value / top) * PLOT;
-    this.axes(context, width, top, y, colour);
+    const plot = width - LEFT - RIGHT, plotted = this.plotted(device, plot, colour), { columns, low, top } = plotted, { litBytes, picked } = view;
+    const y = (value: number) => bottom - ((value - low) / (top - low)) * PLOT;
+    this.axes(context, width, [low, top], y, colour);
+    context.save();
+    context.beginPath();
+    context.rect(LEFT, 0, plot, bottom);
+    context.clip();
     context.imageSmoothingEnabled = false;
     context.drawImage(this.raster.painted(), LEFT, TOP, this.raster.width / this.picture.ratio, PLOT);
     const line = (sums: Float64Array) => {
@@ -97,6 +103,7 @@ export class Timeline {
     this.limits(context, width, y, columns, top, colour);
     for (const outline of plotted.outlines.values()) this.outlined(context, outline, colour.ink, colour.panel);
     if (this.found && this.found.block >= 0 && !plotted.outlines.has(this.found.block)) this.outlined(context, this.outlineOf(this.found.block, plotted), colour.ink, colour.panel);
+    context.restore();
     this.chosen(context, width, bottom, colour);
     this.drawLanes(context, width, bottom + AXIS, colour);
     this.remark(device);
@@ -123,8 +130,8 @@ export class Timeline {
     }
   }
   /** Where a block is in the picture. */
-  private outlineOf(block: number, { ids, times, top }: Plotted): Outline {
-    const { view } = this, { blocks } = view.dev!.rectangles(), outline: Outline = [], scale = (PLOT * this.picture.ratio) / top, tall = PLOT * this.picture.ratio;
+  private outlineOf(block: number, { ids, times, low, top }: Plotted): Outline {
+    const { view } = this, { blocks } = view.dev!.rectangles(), outline: Outline = [], scale = (PLOT * this.picture.ratio) / (top - low), tall = PLOT * this.picture.ratio + low * scale;
     sweep(blocks, ids, times, (column, live, n) => {
       let base = 0;
       for (let k = 0; k < n; k++) {
@@ -143,7 +150,7 @@ export class Timeline {
   /** The areas, as they are until what is looked at changes. */
   private plotted(device: Device, plot: number, colour: ReturnType<typeof theme>): Plotted {
     const { view } = this, { ratio } = this.picture, picked = view.picked;
-    const key = [view.reading, view.axis, ...view.window, plot, ratio, view.by, view.only, view.drawn, view.hidesUnused, view.hasLines, view.picking, colour.panel].join();
+    const key = [view.reading, view.axis, ...view.window, ...view.rise, plot, ratio, view.by, view.only, view.drawn, view.hidesUnused, view.hasLines, view.picking, colour.panel].join();
     if (key === this.shown?.key) return this.shown;
     const { holders } = view.trace, series = device.series(view.by), names = series.groups.map((group) => group.name), tints = colours(names), panel = packed(colour.panel);
     const wanted = this.wanted, isAll = view.only === null && !view.isAlone && !view.hidesUnused;
@@ -165,12 +172,13 @@ export class Timeline {
     const refused = this.refused().filter(({ at }) => at >= view.window[0] && at <= view.window[1] && !view.isAlone);
     for (const { from, bytes } of refused) if (bytes < top * 3) top = Math.max(top, from + bytes);
     if (view.hasLines) for (const [, level] of this.levels()) if (level < top * 40) top = Math.max(top, level);
-    top = (top || 1) * 1.06;
-    const tall = Math.round(PLOT * ratio), scale = tall / top, raster = this.raster.begin(Math.ceil(plot * ratio), tall);
+    const whole = (top || 1) * 1.06, low = whole * view.rise[0];
+    top = whole * view.rise[1];
+    const height_ = Math.round(PLOT * ratio), scale = height_ / (top - low), raster = this.raster.begin(Math.ceil(plot * ratio), height_), tall = height_ + Math.round(low * scale);
     const map = device.rectangles(), { blocks } = map, hasBlocks = view.drawn === "blocks";
     const span = [device.times[columns[0]?.[0] ?? 0] ?? 0, device.times[Math.max(0, columns.at(-1)?.[0] ?? 0)] ?? 0] as [number, number];
-    const isShown = (block: number) => wanted(blocks.what[block]) && (!view.isAlone || !!picked?.has(block)) && !isRest(holders[blocks.what[block]].level) && series.groupOf[blocks.what[block]] >= 0;
-    const { ids, left } = hasBlocks ? choose(blocks, span, 0.75 / scale, MOST_BANDS, isShown) : { ids: new Int32Array(0), left: 0 };
+    const isShown = Uint8Array.from(holders, (holder, i) => Number(wanted(i) && !isRest(holder.level) && series.groupOf[i] >= 0));
+    const { ids, left } = hasBlocks ? choose(blocks, span, 0.75 / scale, MOST_BANDS, isShown, view.isAlone && picked && !picked.isWhole ? (block) => picked.has(block) : null) : { ids: new Int32Array(0), left: 0 };
     const faded = (tint: number) => mixed(tint, panel, FADED), isFaded = picked !== null && !view.isAlone;
     const bands = tints.map((tint) => shades(tint).map(packed)), pale = bands.map((four) => four.map(faded)), edges = tints.map((tint) => mixed(packed(tint), packed("#000000"), 0.3));
     const few = picked ? ids.filter((id) => picked.has(id)) : null, outlines = new Map<number, Outline>();
@@ -211,7 +219,7 @@ export class Timeline {
     if (ids.length) sweep(blocks, ids, times, column);
     else for (let x = 0; x < plot; x++) if (!Number.isNaN(times[x])) column(x, none, 0);
     // The outline of what was reserved, where the unused part is hidden.
-    return (this.shown = { key, columns, top, times, ids, left, outlines, rest });
+    return (this.shown = { key, columns, low, top, whole, times, ids, left, outlines, rest });
   }
   /** Of a part of the groups, the highest state of a column is another one than that of all. Looks at no more than some states. */
   private higher(column: Column, parts: Float64Array[]) {
@@ -267,7 +275,15 @@ export class Timeline {
       context.setLineDash([]);
     };
     if (view.hidesUnused && !view.isAlone && view.only === null) {
-      stroke(colour.ink, [], 1, () => columns.forEach(([high], x) => { if (high >= 0) context[x ? "lineTo" : "moveTo"](LEFT + x + 0.5, Math.max(TOP, y(device.total[high]))); }));
+      stroke(colour.ink, [], 1, () => {
+        let isOpen = false;
+        columns.forEach(([high], x) => {
+          const at = high < 0 ? -1 : y(device.total[high]);
+          if (at >= TOP) context[isOpen ? "lineTo" : "moveTo"](LEFT + x + 0.5, at);
+          isOpen = at >= TOP;
+        });
+      });
+      if (y(device.total[device.peak]) < TOP) label(`reserved: up to ${bytes(device.total[device.peak])}, above the picture`, LEFT + 6, TOP + 14, colour.soft, "left");
     }
     if (view.hasLines && summary) {
       const total = summary.total_bytes ?? 0, handed = summary.cuda_context_bytes ?? 0;
@@ -289,11 +305,11 @@ export class Timeline {
       label(`${bytes(asked)} ${mark.text.includes("failed") ? "refused" : mark.text}`, isLeft ? x - 5 : x + 5, Math.max(TOP + 26, high + 12), colour.bad, isLeft ? "right" : "left");
     }
   }
-  private axes(context: CanvasRenderingContext2D, width: number, top: number, y: (value: number) => number, colour: ReturnType<typeof theme>) {
+  private axes(context: CanvasRenderingContext2D, width: number, [low, top]: [number, number], y: (value: number) => number, colour: ReturnType<typeof theme>) {
     const { view } = this;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    for (const at of ticks(0, top, 5, true)) {
+    for (const at of ticks(low, top, 5, true)) {
       context.fillStyle = colour.line;
       context.fillRect(LEFT, Math.round(y(at)), width - LEFT - RIGHT, 1);
       context.fillStyle = colour.soft;
@@ -301,12 +317,16 @@ export class Timeline {
     }
     context.textBaseline = "top";
     context.textAlign = "center";
+    let until = 0;
     for (const [at, text] of axisLabels(view, width)) {
       context.fillStyle = colour.line;
       context.fillRect(Math.round(this.x(at, width)), TOP + PLOT, 1, 4);
       context.fillStyle = colour.soft;
       const half = context.measureText(text).width / 2 + 2;
-      context.fillText(text, Math.max(half, Math.min(this.x(at, width), width - half)), TOP + PLOT + 6);
+      const middle = Math.max(half, Math.min(this.x(at, width), width - half));
+      if (middle - half < until) continue;
+      context.fillText(text, middle, TOP + PLOT + 6);
+      until = middle + half + 6;
     }
   }
   private chosen(context: CanvasRenderingContext2D, width: number, bottom: number, colour: ReturnType<typeof theme>) {
@@ -361,18 +381,17 @@ export class Timeline {
   }
   private drawLanes(context: CanvasRenderingContext2D, width: number, top: number, colour: ReturnType<typeof theme>) {
     const { view } = this, pattern = view.search.pattern, pick = view.pick?.kind === "time" ? view.pick : null;
-    lanes(view.trace).forEach(({ title, kind, list }, lane) => {
-      const y = top + lane * LANE;
+    lanes(view.trace).forEach((row, lane) => {
+      const y = top + lane * LANE, { title, kind, list } = row, [froms, tos] = positions(row, view.dev!, view.axis, view.extent[1]);
       context.fillStyle = colour.soft;
       context.textAlign = "right";
       context.textBaseline = "middle";
       context.fillText(fitted(context, title, LEFT - 10), LEFT - 8, y + LANE / 2);
       context.textAlign = "left";
       let until = -1, isOdd = false;
-      for (const mark of list) {
-        const from = Math.max(LEFT, this.x(this.place(mark.from), width));
-        const to = Math.min(width - RIGHT, this.x(mark.to === null ? view.extent[1] : this.place(mark.to), width));
-        if (to < LEFT || from > width - RIGHT) continue;
+      for (let i = 0; i < list.length; i++) {
+        if (tos[i] < view.window[0] || froms[i] > view.window[1]) continue;
+        const mark = list[i], from = Math.max(LEFT, this.x(froms[i], width)), to = Math.min(width - RIGHT, this.x(tos[i], width));
         isOdd = !isOdd;
         const isFinding = kind === "finding", isBad = kind === "out of memory" || isFinding || (kind === "nccl" && mark.to === null), isLit = pattern?.test(mark.text);
         const isPicked = pick !== null && pick.from === mark.from && pick.text === mark.text;
@@ -398,12 +417,19 @@ export class Timeline {
     context.textBaseline = "middle";
     context.fillText("all", LEFT - 8, MAP / 2);
     context.fillStyle = colour.hatch;
-    for (let x = 0; x < plot; x++) {
-      const at = first + (x / plot) * (last - first), from = Math.max(0, upTo(positions, at) - 1), next = upTo(positions, first + ((x + 1) / plot) * (last - first));
-      if (positions[from] > at + (last - first) / plot) continue;
-      const tall = (device.total[device.highest.best(from, Math.max(next, from + 1))] / top) * (MAP - 8);
-      context.fillRect(LEFT + x, MAP - 3 - tall, 1, tall);
+    const key = [view.reading, view.axis, plot].join();
+    if (this.heights?.key !== key) {
+      const of = Float64Array.from({ length: plot }, (_, x) => {
+        const at = first + (x / plot) * (last - first), from = Math.max(0, upTo(positions, at) - 1), next = upTo(positions, first + ((x + 1) / plot) * (last - first));
+        return positions[from] > at + (last - first) / plot ? 0 : (device.total[device.highest.best(from, Math.max(next, from + 1))] / top) * (MAP - 8);
+      });
+      this.heights = { key, of };
     }
+    context.beginPath();
+    context.moveTo(LEFT, MAP - 3);
+    this.heights.of.forEach((tall, x) => { context.lineTo(LEFT + x, MAP - 3 - tall); context.lineTo(LEFT + x + 1, MAP - 3 - tall); });
+    context.lineTo(LEFT + plot, MAP - 3);
+    context.fill();
     const [from, to] = view.window.map((at) => LEFT + ((at - first) / (last - first)) * plot);
     context.fillStyle = colour.accent;
     context.globalAlpha = 0.16;
@@ -420,7 +446,7 @@ export class Timeline {
   private find(x: number, y: number): Found | null {
     const { view, shown } = this, device = view.dev, at = Math.floor(x - LEFT);
     if (!device?.n || !shown || at < 0 || at >= shown.columns.length || y < TOP || y > TOP + PLOT || Number.isNaN(shown.times[at])) return null;
-    const wanted = ((TOP + PLOT - y) / PLOT) * shown.top, { blocks } = device.rectangles(), series = device.series(view.by), state = shown.columns[at][0];
+    const wanted = shown.low + ((TOP + PLOT - y) / PLOT) * (shown.top - shown.low), { blocks } = device.rectangles(), series = device.series(view.by), state = shown.columns[at][0];
     const drawn = new Float64Array(series.groups.length), is = this.wanted;
     let base = 0, found: Found | null = null;
     sweep(blocks, shown.ids, Float64Array.of(shown.times[at]), (_, live, n) => {
@@ -453,7 +479,7 @@ export class Timeline {
     const near = this.position(4) - this.position(0);
     const wrong = view.trace.marks.get("finding")?.list.filter((it) => Math.abs(this.place(it.from) - at) <= near || device.at(it.from) === state).map((it) => ` Here: ${it.text}.`) ?? [];
     const lit = view.lit ? `; the search lights up ${bytes(view.litBytes![state])}` : "";
-    const block = found ? found.block >= 0 ? `. ${this.blockWords(found.block)}` : `. ${shortSite(series.groups[found.group].name)}${view.drawn === "blocks" ? ", smaller blocks together" : ""}` : "";
+    const block = found ? found.block >= 0 ? `. ${this.blockWords(found.block)}` : `. ${shortSite(series.groups[found.group].name)}${view.drawn === "blocks" && !series.groups[found.group].holders.every((holder) => isRest(view.trace.holders[holder].level)) ? ", smaller blocks together" : ""}` : "";
     this.readout.textContent = where + lit + block + [...new Set(wrong)].join("");
     const tints = colours(series.groups.map((group) => group.name)), listed = [view.reading, view.by, view.only, view.picking, state, ...tints].join();
     if (listed === this.listed) return;
@@ -477,11 +503,12 @@ export class Timeline {
     const { view, shown } = this, words: string[] = [], { whole } = device.head, [from, to] = view.axis === "time" ? view.window : [Infinity, 0], { tiled } = device.rectangles().tiles;
     if (shown && view.drawn === "blocks") {
       words.push(shown.ids.length ? `${count(shown.ids.length)} blocks have a band each` : "no block is as high as a pixel here");
-      if (shown.left) words.push(`${count(shown.left)} smaller ones of this part are joined by ${view.by === "site" ? "call site" : view.by}, ${bytes(shown.rest)} at most`);
-      if (tiled) words.push(`${count(tiled)} blocks of the trace are only counted in this page, and joined too`);
+      const joined = [shown.left ? `${count(shown.left)} smaller blocks of this part` : "", tiled ? `the ${count(tiled)} of the trace that this page only counts` : "", "memory without an address"].filter(Boolean);
+      if (shown.rest >= 1) words.push(`joined by ${view.by === "site" ? "call site" : view.by}, above them: ${joined.join(", and ")}: ${bytes(shown.rest)} at most in one group`);
     }
     if (whole && whole[0] <= from && whole[1] >= Math.min(to, view.trace.head.duration_ns)) words.push("all changes of this part are here");
     else if (device.head.stretch > 1) words.push(`of every ${count(device.head.stretch)} changes the highest, the lowest, the last state and the one with most in use are kept (${count(device.n)} of ${count(device.head.n_changes)})`);
+    if (view.rise[1] - view.rise[0] < 1) words.push("a part of the height is shown");
     if (view.window[0] > view.extent[0] || view.window[1] < view.extent[1]) words.push("a part of the axis is shown: 0 shows all, F fits");
     const text = words.join("; ");
     const told = text ? text[0].toUpperCase() + text.slice(1) + "." : "";
@@ -517,11 +544,13 @@ export class Timeline {
       if (Math.abs(event.offsetX - drag.from) > 3) { view.moment = "range"; return view.changed(); }
       this.press(event.offsetX, event.offsetY);
     });
-    canvas.addEventListener("dblclick", () => { view.window = view.fit ?? view.busy; view.changed(); });
+    canvas.addEventListener("dblclick", () => { view.window = view.fit ?? view.busy; view.rise = [0, 1]; view.changed(); });
     canvas.addEventListener("wheel", (event) => {
       if (!view.dev?.n) return;
-      const wide = view.window[1] - view.window[0];
-      if (event.ctrlKey || event.metaKey || event.altKey) this.zoomAt(this.position(event.offsetX), Math.exp(event.deltaY / (event.deltaMode ? 10 : 200)));
+      const wide = view.window[1] - view.window[0], turned = Math.exp((event.deltaY || event.deltaX) / (event.deltaMode ? 10 : 200));
+      // On the scale of bytes, or with Shift as well: the height.
+      if (event.offsetX < LEFT || ((event.ctrlKey || event.metaKey) && event.shiftKey)) { view.raise(this.heightAt(event.offsetY), turned); view.changed(); }
+      else if (event.ctrlKey || event.metaKey || event.altKey) this.zoomAt(this.position(event.offsetX), turned);
       else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.pan(((event.deltaX || event.deltaY) / this.picture.width) * wide);
       else return;
       event.preventDefault();
@@ -578,6 +607,18 @@ export class Timeline {
   zoom(factor: number) {
     const { view } = this, [from, to] = view.window, at = this.hover ? this.position(this.hover.x) : view.dev?.n ? view.cursorPlace : from;
     this.zoomAt(at >= from && at <= to ? at : (from + to) / 2, factor);
+  }
+  /** The part of the height that a pixel is at. */
+  private heightAt(y: number): number {
+    const [low, high] = this.view.rise;
+    return low + Math.min(1, Math.max(0, (TOP + PLOT - y) / PLOT)) * (high - low);
+  }
+  /** Zooms the height where the pointer is, or in what is selected, or in the middle. */
+  raise(factor: number) {
+    const { view, shown } = this, outline = view.picked && view.picked.block >= 0 && shown ? this.outlineOf(view.picked.block, shown) : [];
+    const middle = outline.length ? shown!.low / shown!.whole + (1 - (outline[1] + outline[2]) / 2 / (PLOT * this.picture.ratio)) * (view.rise[1] - view.rise[0]) : null;
+    view.raise(this.hover ? this.heightAt(this.hover.y) : middle ?? (view.rise[0] + view.rise[1]) / 2, factor);
+    view.changed();
   }
   pan(by: number) {
     const { view } = this, [from, to] = view.window;

@@ -31,6 +31,8 @@ export class View {
   /** The part of the axis that is seen. */
   window: [number, number] = [0, 1];
   axis: Axis = "time";
+  /** The part of the height of the picture over time that is seen. */
+  rise: [number, number] = [0, 1];
   only: string | null = null;
   /** The selection, and whether it alone is drawn over time. */
   pick: Pick | null = null;
@@ -40,6 +42,7 @@ export class View {
   hasLines = false;
   /** What the page opened on, in words; "" once something else is looked at. */
   caption = "";
+  captionFor = "";
   search: Search = search("");
   /** Puts what the verdict needs in view; the part of the axis that it needs. */
   evidence: () => void = () => {};
@@ -62,6 +65,8 @@ export class View {
     }
     return this.litFor[2];
   }
+  /** The same; null where the search finds no holder, but marks or words: then nothing is faded. */
+  get litHolders(): boolean[] | null { return this.lit?.includes(true) ? this.lit : null; }
   /** The selection, in what is shown. */
   get picked(): Picked | null {
     const { pick, dev, reading } = this;
@@ -80,6 +85,8 @@ export class View {
     if (!pick) this.isAlone = false;
     this.changed();
   }
+  /** What the caption is true of. */
+  get captioned(): string { return [this.picking, this.axis, this.reading].join(); }
   /** For what is made once for each selection. */
   get picking(): string { return this.pick ? written(this.pick) + this.isAlone : ""; }
   /** Bytes that the search lights up, in each state. */
@@ -158,6 +165,7 @@ export class View {
     const busiest = devices.reduce((best, it, i) => (most(it) > most(devices[best]) ? i : best), 0);
     this.device = device >= 0 && device < devices.length ? device : busiest;
     [this.base, this.span, this.only, this.pick, this.isAlone, this.fit, this.caption] = [null, null, null, null, false, null, ""];
+    this.rise = [0, 1];
     if (!this.axes.includes(this.axis)) this.axis = "time";
     this.cursor = this.dev?.peak ?? 0;
     this.cursorAt = null;
@@ -177,6 +185,11 @@ export class View {
     const start = Math.min(Math.max(from, first), last - size);
     this.window = [start, start + size];
   }
+  /** Zooms the height: `at` stays where it is. */
+  raise(at: number, factor: number) {
+    const [low, high] = this.rise, size = Math.min(1, Math.max(1e-5, (high - low) * factor)), from = Math.min(1 - size, Math.max(0, at - ((at - low) / (high - low)) * size));
+    this.rise = [from, from + size];
+  }
   setAxis(axis: Axis) {
     const device = this.dev, isSame = axis === this.axis;
     const times = !isSame && device?.n ? [this.cursorTime, ...(this.span ?? [])].map((at, i) => (i && this.axis !== "time" ? device.times[Math.max(0, device.at0(this, at))] : at)) : [];
@@ -194,6 +207,7 @@ export class View {
     const pair = ([from, to]: [number, number]) => [from, to].map((at) => (this.axis === "step" ? at.toFixed(3) : Math.round(at))).join("_");
     if (this.span) parts.range = pair(this.span);
     if (pair(this.window) !== pair(this.busy)) parts.window = pair(this.window);
+    if (this.rise[1] - this.rise[0] < 1) parts.rise = this.rise.map((at) => at.toFixed(6)).join("_");
     if (this.drawn !== "blocks") parts.draw = this.drawn;
     if (this.hidesUnused) parts.unused = "hidden";
     if (this.hasLines) parts.lines = "all";
@@ -236,7 +250,8 @@ export class View {
       const found = /^(-?\d+(?:\.\d+)?)_(-?\d+(?:\.\d+)?)$/.exec(parts.get(name) ?? "");
       return found && Number(found[1]) <= Number(found[2]) ? [Number(found[1]), Number(found[2])] : null;
     };
-    const window = pair("window");
+    const window = pair("window"), rise = pair("rise");
+    if (rise && rise[0] >= 0 && rise[1] <= 1 && rise[0] < rise[1]) this.rise = rise;
     this.span = pair("range");
     if (window && window[0] < window[1]) this.zoom(window[0], window[1]);
   }

@@ -41,7 +41,7 @@ await page.waitForFunction(() => window.gputrace.view.dev.head.whole);
 const after = await page.evaluate(() => {
   const { view } = window.gputrace, { changes, times, head } = view.dev, [from, to] = head.whole;
   const inside = [...changes].filter((_, i) => times[i] >= from && times[i] <= to);
-  return { n: inside.length, span: inside.at(-1) - inside[0] + 1, peak: view.dev.total[view.dev.peak], change: changes[view.cursor], blocks: head.blocks.n_tiled, readout: document.querySelector(".timeline .readout").textContent };
+  return { n: inside.length, span: inside.at(-1) - inside[0] + 1, peak: view.dev.total[view.dev.peak], change: changes[view.cursor], blocks: head.blocks.n_tiled, readout: document.querySelector(".timeline .note").textContent };
 });
 check(after.n > 1 && after.n === after.span, `of ${after.span} changes of the part ${after.n} are there`);
 check(after.peak === before.peak, `the peak is ${after.peak}, and was ${before.peak}`);

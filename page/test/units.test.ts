@@ -216,7 +216,7 @@ test("bands are the largest blocks that are there, in the order of their births"
   const blocks = { n, from, to, bytes, addr: bytes, spare: bytes, what: bytes };
   const isThere = (i: number, first: number, last: number) => from[i] <= last && to[i] >= first;
   for (const [first, last, least, most] of [[0, 2000, 0, 1000], [200, 400, 20, 1000], [200, 400, 0, 50], [500, 500, 0, 7]]) {
-    const { ids, left } = choose(blocks, [first, last], least, most, (i) => i % 3 > 0);
+    const { ids, left } = choose(blocks, [first, last], least, most, new Uint8Array(65).fill(1), (i) => i % 3 > 0);
     const wanted = Array.from({ length: n }, (_, i) => i).filter((i) => i % 3 > 0 && isThere(i, first, last)), large = wanted.filter((i) => bytes[i] >= least);
     const kept = large.sort((a, b) => bytes[b] - bytes[a] || a - b).slice(0, most).sort((a, b) => a - b);
     assert.deepEqual([...ids], kept);
