@@ -92,7 +92,7 @@ function start(data: Data, root: HTMLElement) {
     timeline.move(Math.max(0, dev.at(blocks.from[hit])));
   };
   const found = h("span", { id: "found", class: "note", "aria-live": "polite" });
-  const pick = h("select", { "aria-label": "Trace and device", onchange: () => { const [trace, device] = pick.value.split(".").map(Number); view.choose(trace, device); view.changed(); } },
+  const pick = h("select", { "aria-label": "Trace and device", onchange: () => { const [trace, device] = pick.value.split(".").map(Number); view.open(trace, device); } },
     ...chapters.flatMap((chapter, c) => (chapter.devices.length ? chapter.devices : [null]).map((device, d) => {
       const { rank, trace } = chapter.head.report, who = chapters.length > 1 ? (rank === null ? trace : `rank ${rank}`) + ", " : "";
       return h("option", { value: `${c}.${d}` }, who + (device?.head.name ?? "no device"));

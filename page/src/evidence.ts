@@ -1,7 +1,7 @@
 // What the page opens on: the view that shows what the verdict says, with its line selected, and a line of words about it.
 import type { Section, Text } from "./data";
 import { bytes, count } from "./format";
-import type { Device } from "./model";
+import { LEVEL, type Device } from "./model";
 import type { Pick } from "./pick";
 import { search } from "./search";
 import type { View } from "./view";
@@ -31,6 +31,8 @@ export function evidence(view: View) {
   const job = view.data.head.job.find((section) => section.items[0] && "mood" in section.items[0] && ["bad", "warning"].includes((section.items[0] as Text).mood));
   if (job && view.chapters.length > 1) view.tab = "ranks";
   if (!device?.n) return;
+  // Of an allocator that takes most of the card at once, only what it handed out is worth the height.
+  view.hidesUnused = view.trace.holders.some((holder) => holder.level === LEVEL.arena) && device.used[device.peak] * 2 < device.total[device.peak];
   const line = lineOf(view), steps = view.trace.steps.length > 2 ? "step" as const : "change" as const;
   const fits = () => { view.window = view.fit = stepsOnly(view, device); };
   switch (told?.kind) {

@@ -4,7 +4,7 @@ import { colours, theme } from "./colours";
 import { h, Picture, shortSite } from "./dom";
 import { axisLabels } from "./axis";
 import { shadeOf, shades } from "./blocks";
-import { bytes, count, ticks, time } from "./format";
+import { bytes, count, tickBytes, ticks, time } from "./format";
 import { HOST, LEVEL, type Map2D, type Segment } from "./model";
 import { packed, Raster } from "./raster";
 import { grid } from "./tables";
@@ -247,7 +247,7 @@ export class AddressMap {
     context.fillStyle = colour.soft;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    for (const at of ticks(low, high, 6, true)) context.fillText(bytes(at).replace(".00", ""), LEFT - 8, Math.min(HEIGHT - 6, Math.max(6, y(at))));
+    for (const at of ticks(low, high, 6, true)) context.fillText(tickBytes(at), LEFT - 8, Math.min(HEIGHT - 6, Math.max(6, y(at))));
     context.textAlign = "center";
     context.textBaseline = "top";
     const [from, to] = view.window;

@@ -45,8 +45,7 @@ export class Ranks {
   private open(row: number) {
     const found = this.rows[row];
     if (!found) return;
-    this.view.choose(found[0].index, found[0].devices.indexOf(found[1]));
-    this.view.changed();
+    this.view.open(found[0].index, found[0].devices.indexOf(found[1]));
   }
   /** How long all of them took together. */
   private get span(): number {

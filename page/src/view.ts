@@ -171,6 +171,14 @@ export class View {
     this.cursorAt = null;
     this.window = this.busy;
   }
+  /** The same as somebody's choice: another trace is shown as its verdict needs it, in the view that is open. */
+  open(chapter: number, device: number) {
+    const { tab } = this, isSame = chapter === this.chapter;
+    this.choose(chapter, device);
+    if (!isSame) this.evidence();
+    this.tab = tab;
+    this.changed();
+  }
   /** All of the axis, without a long time at its beginning in which next to nothing is held, or at its end in which nothing changes. */
   get busy(): [number, number] {
     const device = this.dev, [from, to] = this.extent;
