@@ -51,7 +51,7 @@ export class SettingsView {
         columns: [["options", "setting"], ["peak_reserved_bytes", "reserved at most"], ["change", "than recorded"], ["note", ""]],
         rows: head.tried.map((it) => [it.options || "(none)", { b: it.peak_reserved_bytes }, { d: it.peak_reserved_bytes - peak }, [it.is_recorded ? "as recorded" : "", it === best && it.peak_reserved_bytes < peak ? "reserves least" : "", it.runs_out ? "runs out" : "", this.hidden.has(it.options) ? "hidden" : ""].filter(Boolean).join(", ")]),
         swatch: (row) => (head.tried[row].is_recorded ? theme().ink : LINES[row % LINES.length]),
-        isPicked: (row) => head.tried[row] === best,
+        isPicked: (row) => head.tried[row] === best && best.peak_reserved_bytes < peak,
         onRow: (row) => { const name = head.tried[row].options; if (!this.hidden.delete(name)) this.hidden.add(name); this.update(); },
       }, view.search.pattern),
       h("p", { class: "note" }, "The area: in blocks. The thick line: reserved, as recorded. A click on a setting hides or shows its line. gputrace tune tries more, and says how sure each is."),
