@@ -46,7 +46,7 @@ const after = await page.evaluate(() => {
 check(after.n > 1 && after.n === after.span, `of ${after.span} changes of the part ${after.n} are there`);
 check(after.peak === before.peak, `the peak is ${after.peak}, and was ${before.peak}`);
 check(after.change === before.change, `the cursor was at change ${before.change}, and is at ${after.change}`);
-check(/All changes of this part/.test(after.readout), `the page says: ${after.readout}`);
+check(/all changes of this part/i.test(after.readout), `the page says: ${after.readout}`);
 check(!said.length, `the console has: ${said.slice(0, 3).join(" | ")}`);
 const memory = Number(/VmHWM:\s+(\d+)/.exec(readFileSync(`/proc/${server.pid}/status`, "utf8"))[1]);
 console.log(`${before.n} changes, ${before.states} of them in the page; a part of it, with its surroundings, has ${after.n}, after ${Date.now() - begun} ms; the server had at most ${Math.round(memory / 1024)} MiB`);
