@@ -22,7 +22,7 @@ const KEYS: [string, string][] = [
   ["W S", "zoom in, out (also + and \u2212, or Ctrl and wheel); with Shift the height (also the wheel on the scale)"], ["A D", "move left, right (also Shift and wheel, or Shift and drag)"], ["F", "fit: the verdict's evidence, or where memory changes"], ["0", "show all"], ["Z", "zoom to the range or the selection"],
   ["\u2190 \u2192", "change before, after (Shift: far); on the flame graph box to box"], ["\u2191 \u2193", "event before, after, and select its block"], [", .", "step before, after"], ["P O E N", "peak, next out-of-memory error, next emptying of the cache, next finding of the job"],
   ["Enter", "on the timeline: select the largest block at the cursor"], ["Esc", "clear the selection"], ["C", "copy the selection with its stack"], ["B", "set the base of a difference at the cursor"],
-  ["1 to 5", "by owner, role, call site, pool, stream"], ["G", "a band per block, or an area per group"], ["U", "hide what is unused"], ["L", "lines: context, the driver's figure, the card"], ["X", "axis: time, changes, steps"],
+  ["1 to 5", "by owner, role, call site, pool, stream"], ["G", "a band per block, or an area per group"], ["U", "hide what is unused"], ["J", "twice the height"], ["L", "lines: context, the driver's figure, the card"], ["X", "axis: time, changes, steps"],
   ["H M I R T", "views: held, map, other settings, ranks, tables"], ["V", "back to the verdict's evidence"], ["/", "search; Enter goes to the next hit"], ["?", "this list"],
   ["mouse", "click: select, and put the cursor; drag: choose a range; double click: fit"],
 ];
@@ -142,7 +142,7 @@ function start(data: Data, root: HTMLElement) {
   const fit = () => { view.window = view.fit ?? view.busy; view.rise = [0, 1]; };
   let barFor = "";
   const showBar = () => {
-    const key = [view.drawn, view.by, view.axis, view.hidesUnused, view.hasLines, view.isAlone, view.only, view.picking, view.axes.length].join();
+    const key = [view.drawn, view.by, view.axis, view.hidesUnused, view.isTall, view.hasLines, view.isAlone, view.only, view.picking, view.axes.length].join();
     if (key === barFor) return;
     barFor = key;
     // What has the focus keeps it.
@@ -152,6 +152,7 @@ function start(data: Data, root: HTMLElement) {
       h("span", { class: "set" }, ...GROUPINGS.map((by, i) => pressed(GROUPING_TITLES[by], view.by === by, () => { view.by = by; view.only = null; }, `Colour and group by ${GROUPING_TITLES[by].toLowerCase()} (${i + 1})`))),
       h("span", { class: "set" }, ...view.axes.map((axis) => pressed(AXIS_TITLES[axis], view.axis === axis, () => view.setAxis(axis), "What the axis counts (X)"))),
       pressed("Hide unused", view.hidesUnused, () => (view.hidesUnused = !view.hidesUnused), "Hide what is reserved and used by nothing (U)"),
+      pressed("Taller", view.isTall, () => (view.isTall = !view.isTall), "Twice the height (J)"),
       pressed("Lines", view.hasLines, () => (view.hasLines = !view.hasLines), "The CUDA context, the driver's figure, the card (L)"),
       h("button", { type: "button", title: "Show the verdict's evidence, or where memory changes (F)", onclick: () => { fit(); view.changed(); } }, "Fit"),
       ...(view.isAlone || view.only !== null ? [h("button", { type: "button", class: "primary", onclick: () => { view.isAlone = false; view.only = null; view.changed(); } }, "Show everything")] : []));
@@ -215,7 +216,7 @@ function start(data: Data, root: HTMLElement) {
     const has = (act: () => void) => () => { if (device?.n) act(); }, far = Math.max(1, Math.round((device?.n ?? 1) / 50));
     const acts: Record<string, () => void> = {
       v: () => { view.evidence(); view.changed(); }, "/": () => { field.focus(); field.select(); }, "?": () => help.showModal(), c: () => copied(pane.text()), g: () => { view.drawn = view.drawn === "blocks" ? "groups" : "blocks"; view.changed(); },
-      u: () => { view.hidesUnused = !view.hidesUnused; view.changed(); }, l: () => { view.hasLines = !view.hasLines; view.changed(); }, x: cycle, f: () => { fit(); view.changed(); }, z: () => timeline.zoomToSelection(),
+      u: () => { view.hidesUnused = !view.hidesUnused; view.changed(); }, j: () => { view.isTall = !view.isTall; view.changed(); }, l: () => { view.hasLines = !view.hasLines; view.changed(); }, x: cycle, f: () => { fit(); view.changed(); }, z: () => timeline.zoomToSelection(),
       p: has(() => timeline.move(device!.peak)), o: () => timeline.next("out of memory"), e: () => timeline.next("cache emptied"), n: () => timeline.next("finding"), ".": () => timeline.next("step"), ",": () => timeline.next("step", -1),
       b: has(() => { view.base = view.cursor; view.moment = "base"; view.changed(); }),
       w: () => (event.shiftKey ? timeline.raise(0.7) : timeline.zoom(0.7)), s: () => (event.shiftKey ? timeline.raise(1 / 0.7) : timeline.zoom(1 / 0.7)), "+": () => timeline.zoom(0.7), "=": () => timeline.zoom(0.7), "-": () => timeline.zoom(1 / 0.7), a: () => timeline.pan(-wide / 6), d: () => timeline.pan(wide / 6), "0": () => { view.window = view.extent; view.rise = [0, 1]; view.changed(); },
@@ -233,7 +234,7 @@ function start(data: Data, root: HTMLElement) {
     if (act && !(onButton && (event.key === "Enter" || event.key === " ")) && !event.defaultPrevented) { event.preventDefault(); act(); }
   });
   update();
-  (window as any).gputrace = { view, data };
+  (window as any).gputrace = { view, data, timeline };
 }
 
 const source = document.getElementById("data")!, text = source.textContent!, root = document.getElementById("app")!;

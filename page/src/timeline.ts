@@ -12,7 +12,7 @@ import { mixed, packed, Raster } from "./raster";
 import type { View } from "./view";
 
 export const LEFT = 74, RIGHT = 12;
-const TOP = 14, PLOT = 264, LANE = 15, AXIS = 20, MAP = 34;
+const TOP = 14, LOW = 264, TALL = 540, LANE = 15, AXIS = 20, MAP = 34;
 /** So many outlines are drawn at most; more are told apart by their colour alone. */
 const MOST_OUTLINES = 60;
 /** What is not selected keeps this much of its colour. */
@@ -55,11 +55,13 @@ export class Timeline {
     this.listenOverview();
   }
   update() {
-    this.picture.height = TOP + PLOT + AXIS + lanes(this.view.trace).length * LANE + 6;
+    this.picture.height = TOP + this.plot + AXIS + lanes(this.view.trace).length * LANE + 6;
     this.picture.redraw();
     this.overview.redraw();
     this.describe();
   }
+  /** How high the plot is. */
+  private get plot(): number { return this.view.isTall ? TALL : LOW; }
   private x(at: number, width: number): number {
     const [from, to] = this.view.window;
     return LEFT + ((at - from) / (to - from)) * (width - LEFT - RIGHT);
@@ -76,21 +78,21 @@ export class Timeline {
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
     const { view } = this, device = view.dev, colour = theme();
-    const bottom = TOP + PLOT;
+    const bottom = TOP + this.plot;
     if (!device || !device.n) {
       context.fillStyle = colour.soft;
       context.fillText("No memory of a device was handed out.", LEFT, TOP + 20);
       return;
     }
     const plot = width - LEFT - RIGHT, plotted = this.plotted(device, plot, colour), { columns, low, top } = plotted, { litBytes, picked } = view;
-    const y = (value: number) => bottom - ((value - low) / (top - low)) * PLOT;
+    const y = (value: number) => bottom - ((value - low) / (top - low)) * this.plot;
     this.axes(context, width, [low, top], y, colour);
     context.save();
     context.beginPath();
     context.rect(LEFT, 0, plot, bottom);
     context.clip();
     context.imageSmoothingEnabled = false;
-    context.drawImage(this.raster.painted(), LEFT, TOP, this.raster.width / this.picture.ratio, PLOT);
+    context.drawImage(this.raster.painted(), LEFT, TOP, this.raster.width / this.picture.ratio, this.plot);
     const line = (sums: Float64Array) => {
       context.strokeStyle = colour.ink;
       context.lineWidth = 1.5;
@@ -131,7 +133,7 @@ export class Timeline {
   }
   /** Where a block is in the picture. */
   private outlineOf(block: number, { ids, times, low, top }: Plotted): Outline {
-    const { view } = this, { blocks } = view.dev!.rectangles(), outline: Outline = [], scale = (PLOT * this.picture.ratio) / (top - low), tall = PLOT * this.picture.ratio + low * scale;
+    const { view } = this, { blocks } = view.dev!.rectangles(), outline: Outline = [], scale = (this.plot * this.picture.ratio) / (top - low), tall = this.plot * this.picture.ratio + low * scale;
     sweep(blocks, ids, times, (column, live, n) => {
       let base = 0;
       for (let k = 0; k < n; k++) {
@@ -150,7 +152,7 @@ export class Timeline {
   /** The areas, as they are until what is looked at changes. */
   private plotted(device: Device, plot: number, colour: ReturnType<typeof theme>): Plotted {
     const { view } = this, { ratio } = this.picture, picked = view.picked;
-    const key = [view.reading, view.axis, ...view.window, ...view.rise, plot, ratio, view.by, view.only, view.drawn, view.hidesUnused, view.hasLines, view.picking, colour.panel].join();
+    const key = [view.reading, view.axis, ...view.window, ...view.rise, plot, this.plot, ratio, view.by, view.only, view.drawn, view.hidesUnused, view.hasLines, view.picking, colour.panel].join();
     if (key === this.shown?.key) return this.shown;
     const { holders } = view.trace, series = device.series(view.by), names = series.groups.map((group) => group.name), tints = colours(names), panel = packed(colour.panel);
     const wanted = this.wanted, isAll = view.only === null && !view.isAlone && !view.hidesUnused;
@@ -174,7 +176,7 @@ export class Timeline {
     if (view.hasLines) for (const [, level] of this.levels()) if (level < top * 40) top = Math.max(top, level);
     const whole = (top || 1) * 1.06, low = whole * view.rise[0];
     top = whole * view.rise[1];
-    const height_ = Math.round(PLOT * ratio), scale = height_ / (top - low), raster = this.raster.begin(Math.ceil(plot * ratio), height_), tall = height_ + Math.round(low * scale);
+    const height_ = Math.round(this.plot * ratio), scale = height_ / (top - low), raster = this.raster.begin(Math.ceil(plot * ratio), height_), tall = height_ + Math.round(low * scale);
     const map = device.rectangles(), { blocks } = map, hasBlocks = view.drawn === "blocks";
     const span = [device.times[columns[0]?.[0] ?? 0] ?? 0, device.times[Math.max(0, columns.at(-1)?.[0] ?? 0)] ?? 0] as [number, number];
     const isShown = Uint8Array.from(holders, (holder, i) => Number(wanted(i) && !isRest(holder.level) && series.groupOf[i] >= 0));
@@ -320,12 +322,12 @@ export class Timeline {
     let until = 0;
     for (const [at, text] of axisLabels(view, width)) {
       context.fillStyle = colour.line;
-      context.fillRect(Math.round(this.x(at, width)), TOP + PLOT, 1, 4);
+      context.fillRect(Math.round(this.x(at, width)), TOP + this.plot, 1, 4);
       context.fillStyle = colour.soft;
       const half = context.measureText(text).width / 2 + 2;
       const middle = Math.max(half, Math.min(this.x(at, width), width - half));
       if (middle - half < until) continue;
-      context.fillText(text, middle, TOP + PLOT + 6);
+      context.fillText(text, middle, TOP + this.plot + 6);
       until = middle + half + 6;
     }
   }
@@ -353,14 +355,14 @@ export class Timeline {
       const [from, to] = view.span.map((at) => this.x(at, width));
       context.fillStyle = colour.accent;
       context.globalAlpha = 0.14;
-      context.fillRect(Math.max(from, LEFT), TOP, Math.max(1, Math.min(to, width - RIGHT) - Math.max(from, LEFT)), PLOT);
+      context.fillRect(Math.max(from, LEFT), TOP, Math.max(1, Math.min(to, width - RIGHT) - Math.max(from, LEFT)), this.plot);
       context.globalAlpha = 1;
     }
     if (view.pick?.kind === "time") {
       const [from, to] = [view.pick.from, view.pick.to].map((at) => this.x(view.dev!.place(view.axis, at), width));
       context.strokeStyle = colour.ink;
       context.lineWidth = 1.5;
-      context.strokeRect(Math.max(from, LEFT), TOP, Math.max(2, Math.min(to, width - RIGHT) - Math.max(from, LEFT)), PLOT);
+      context.strokeRect(Math.max(from, LEFT), TOP, Math.max(2, Math.min(to, width - RIGHT) - Math.max(from, LEFT)), this.plot);
     }
     for (const oom of view.trace.marks.get("out of memory")?.list ?? []) {
       const x = this.x(this.place(oom.from), width);
@@ -372,7 +374,7 @@ export class Timeline {
     line(view.cursorPlace, colour.ink, view.cursor === view.dev!.peak && view.cursorAt === null ? "cursor, at the peak" : "cursor", []);
     if (this.hover !== null) {
       context.fillStyle = colour.soft;
-      context.fillRect(this.hover.x, TOP, 1, PLOT);
+      context.fillRect(this.hover.x, TOP, 1, this.plot);
     }
   }
   /** Where a time lies on the axis. */
@@ -445,8 +447,8 @@ export class Timeline {
   /** What is at a place of the picture. */
   private find(x: number, y: number): Found | null {
     const { view, shown } = this, device = view.dev, at = Math.floor(x - LEFT);
-    if (!device?.n || !shown || at < 0 || at >= shown.columns.length || y < TOP || y > TOP + PLOT || Number.isNaN(shown.times[at])) return null;
-    const wanted = shown.low + ((TOP + PLOT - y) / PLOT) * (shown.top - shown.low), { blocks } = device.rectangles(), series = device.series(view.by), state = shown.columns[at][0];
+    if (!device?.n || !shown || at < 0 || at >= shown.columns.length || y < TOP || y > TOP + this.plot || Number.isNaN(shown.times[at])) return null;
+    const wanted = shown.low + ((TOP + this.plot - y) / this.plot) * (shown.top - shown.low), { blocks } = device.rectangles(), series = device.series(view.by), state = shown.columns[at][0];
     const drawn = new Float64Array(series.groups.length), is = this.wanted;
     let base = 0, found: Found | null = null;
     sweep(blocks, shown.ids, Float64Array.of(shown.times[at]), (_, live, n) => {
@@ -580,8 +582,8 @@ export class Timeline {
     return Math.min(last, Math.max(first, this.position(Math.min(Math.max(x, LEFT), this.picture.width - RIGHT))));
   }
   private laneAt(x: number, y: number): Mark | null {
-    const all: Lane[] = lanes(this.view.trace), lane = all[Math.floor((y - TOP - PLOT - AXIS) / LANE)];
-    if (!lane || y < TOP + PLOT + AXIS || x < LEFT) return null;
+    const all: Lane[] = lanes(this.view.trace), lane = all[Math.floor((y - TOP - this.plot - AXIS) / LANE)];
+    if (!lane || y < TOP + this.plot + AXIS || x < LEFT) return null;
     const at = this.position(x), near = this.position(x + 3) - at;
     const hit = lane.list.filter((mark) => this.place(mark.from) - near <= at && (mark.to === null ? Infinity : this.place(mark.to)) + near >= at);
     return hit.sort((a, b) => Math.abs(this.place(a.from) - at) - Math.abs(this.place(b.from) - at))[0] ?? null;
@@ -611,12 +613,12 @@ export class Timeline {
   /** The part of the height that a pixel is at. */
   private heightAt(y: number): number {
     const [low, high] = this.view.rise;
-    return low + Math.min(1, Math.max(0, (TOP + PLOT - y) / PLOT)) * (high - low);
+    return low + Math.min(1, Math.max(0, (TOP + this.plot - y) / this.plot)) * (high - low);
   }
   /** Zooms the height where the pointer is, or in what is selected, or in the middle. */
   raise(factor: number) {
     const { view, shown } = this, outline = view.picked && view.picked.block >= 0 && shown ? this.outlineOf(view.picked.block, shown) : [];
-    const middle = outline.length ? shown!.low / shown!.whole + (1 - (outline[1] + outline[2]) / 2 / (PLOT * this.picture.ratio)) * (view.rise[1] - view.rise[0]) : null;
+    const middle = outline.length ? shown!.low / shown!.whole + (1 - (outline[1] + outline[2]) / 2 / (this.plot * this.picture.ratio)) * (view.rise[1] - view.rise[0]) : null;
     view.raise(this.hover ? this.heightAt(this.hover.y) : middle ?? (view.rise[0] + view.rise[1]) / 2, factor);
     view.changed();
   }

@@ -38,6 +38,8 @@ export class View {
   pick: Pick | null = null;
   isAlone = false;
   hidesUnused = false;
+  /** Whether the picture over time is twice as high. */
+  isTall = false;
   /** Lines above what was handed out: the context, the driver's figure, the card. */
   hasLines = false;
   /** What the page opened on, in words; "" once something else is looked at. */
@@ -218,6 +220,7 @@ export class View {
     if (this.rise[1] - this.rise[0] < 1) parts.rise = this.rise.map((at) => at.toFixed(6)).join("_");
     if (this.drawn !== "blocks") parts.draw = this.drawn;
     if (this.hidesUnused) parts.unused = "hidden";
+    if (this.isTall) parts.tall = "yes";
     if (this.hasLines) parts.lines = "all";
     if (this.search.text) parts.search = this.search.text;
     if (this.only !== null) parts.only = this.only;
@@ -244,6 +247,7 @@ export class View {
     this.setAxis(one("axis", AXES, this.axis));
     this.drawn = one("draw", DRAWN, this.drawn);
     this.hidesUnused = parts.get("unused") === "hidden";
+    this.isTall = parts.get("tall") === "yes";
     this.hasLines = parts.get("lines") === "all";
     this.search = search(parts.get("search") ?? "");
     this.only = parts.get("only") ?? null;

@@ -97,7 +97,7 @@ export async function states(page, name, figures) {
 /** The whole way without a mouse; the link shows the same again. */
 export async function keys(page, name) {
   await page.evaluate(() => { document.activeElement?.blur(); });
-  for (const key of ["p", "2", "3", "4", "5", "1", "g", "g", "u", "u", "l", "l", "x", "x", "x", "w", "d", "a", "s", "+", "-", "0", ".", ",", "e", "o", "p", "ArrowDown", "ArrowUp", "z", "f", "Escape", "b", "m", "i", "t", "h"]) await page.keyboard.press(key);
+  for (const key of ["p", "2", "3", "4", "5", "1", "g", "g", "u", "u", "j", "j", "l", "l", "x", "x", "x", "w", "d", "a", "s", "+", "-", "0", ".", ",", "e", "o", "p", "ArrowDown", "ArrowUp", "z", "f", "Escape", "b", "m", "i", "t", "h"]) await page.keyboard.press(key);
   const state = await page.evaluate(() => { const { view } = window.gputrace; return { by: view.by, tab: view.tab, moment: view.moment, base: view.base !== null || !view.dev?.n }; });
   check(state.by === "owner" && state.tab === "live" && state.base, `${name}: keys: ${JSON.stringify(state)}`);
   // The address follows a moment later.
@@ -221,6 +221,19 @@ export async function selection(page, name) {
   same("the stack of the selection", JSON.stringify(await page.$$eval(".pane ol.stack li", (lines) => lines.map((line) => line.textContent))), JSON.stringify(told.frames));
   const picked = await page.$$eval("[data-table=live] tr.picked td:first-child", (cells) => cells.map((cell) => cell.dataset.value));
   same("the row of the selection", JSON.stringify(picked), JSON.stringify([told.site]));
+  // No group has more in its bands than it held. Of states at one time the last is what was there then.
+  const over = await page.evaluate(() => {
+    const { view, timeline } = window.gputrace, { dev } = view, { blocks } = dev.rectangles(), series = dev.series(view.by), { columns, times, ids } = timeline.shown;
+    let most = 0, n = 0;
+    columns.forEach(([state], x) => {
+      if (Number.isNaN(times[x]) || x % 8 || dev.times[state + 1] === dev.times[state]) return;
+      const drawn = series.groups.map(() => 0);
+      for (const id of ids) if (blocks.from[id] <= times[x] && blocks.to[id] > times[x]) drawn[series.groupOf[blocks.what[id]]] += blocks.bytes[id];
+      drawn.forEach((bytes, group) => { most = Math.max(most, bytes - series.bytes[group][state]); n++; });
+    });
+    return { most, n };
+  });
+  check(over.n > 0 && over.most <= 0, `${name}: bands have ${over.most} bytes more than was held (${over.n} compared)`);
   // Another block, and back.
   await page.keyboard.press("Enter");
   await rest(page, 250);
