@@ -80,7 +80,7 @@ const PHRASES: &[(&str, &str, &[&str])] = &[
 type Exception = (&'static str, usize, usize, usize);
 
 /// Lower a number when you have mended a file, and remove the row of one that needs none. Add none.
-const EXCEPTIONS: &[Exception] = &[("docs/BLIND-SPOTS.md", 25, 3, 0), ("docs/PAGE.md", 26, 8, 19)];
+const EXCEPTIONS: &[Exception] = &[("docs/BLIND-SPOTS.md", 25, 3, 0)];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

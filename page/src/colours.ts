@@ -3,13 +3,15 @@
 /** Pale on every ground. */
 const UNUSED = "unused";
 const NAMED: Record<string, string> = {
-  PyTorch: "#0072b2", "PyTorch, unused": UNUSED, NCCL: "#009e73", cuBLAS: "#e69f00", cuDNN: "#cc79a7", "CUDA runtime": "#999999",
+  PyTorch: "#0072b2", "PyTorch, unused": UNUSED, NCCL: "#7f9c3b", cuBLAS: "#a6761d", cuDNN: "#aa3377", "CUDA runtime": "#999999",
   parameters: "#0072b2", weights: "#0072b2", gradients: "#009e73", "optimizer state": "#e69f00", activations: "#56b4e9",
   "activations of inference": "#56b4e9", temporaries: "#cc79a7", "KV cache": "#d55e00", workspaces: "#f0e442", "other, kept": "#8c6bb1",
   "unknown (held long)": "#999999", "no role": "#999999",
   "PyTorch's unused cache": UNUSED, "(reserved by PyTorch, used by nobody)": UNUSED,
 };
-const OTHERS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1", "#7f9c3b", "#a6761d"];
+const OTHERS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1", "#7f9c3b", "#a6761d", "#aa3377"];
+/** What grew and what shrank: no owner has these. */
+export const GREW = "#b2182b", SHRANK = "#2166ac";
 export const REST = "#8d8d8d";
 
 /** A colour for each of these names, no two the same. */
@@ -28,7 +30,7 @@ export function colours(names: string[]): string[] {
 /** Colours of the page, as they are now. */
 export function theme() {
   const style = getComputedStyle(document.documentElement), of = (name: string) => style.getPropertyValue(name).trim();
-  return { ink: of("--ink"), soft: of("--soft"), line: of("--line"), back: of("--back"), panel: of("--panel"), accent: of("--accent"), bad: of("--bad"), good: of("--good"), free: of("--free"), empty: of("--empty"), pool: of("--pool"), unused: of("--unused") };
+  return { ink: of("--ink"), soft: of("--soft"), line: of("--line"), back: of("--back"), panel: of("--panel"), accent: of("--accent"), bad: of("--bad"), good: of("--good"), free: of("--free"), empty: of("--empty"), pool: of("--pool"), unused: of("--unused"), hatch: of("--hatch") };
 }
 
 /** Whether dark text is read better on it. */

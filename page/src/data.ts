@@ -16,7 +16,7 @@ export interface Report {
   verdict: { kind: string; also: string[]; section: Section } | null; sections: Section[];
 }
 export interface RectangleColumns {
-  addr: number; bytes: number; from: number; time: number; what: number; whole_at: number[];
+  addr: number; bytes: number; spare: number; from: number; time: number; what: number; whole_at: number[];
   n_tiled: number; tile_bytes: number; tile_columns: number; tile_addr: number; tile_column: number; tile_blocks: number;
 }
 export interface DeviceHead {

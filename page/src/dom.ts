@@ -82,3 +82,17 @@ export function shortFile(path: string, most = 56): string {
 export function shortSite(site: string): string {
   return site.replace(/\((?:[^():]*\/)([^\/():]+:\d+)\)/, "($1)");
 }
+
+/** Text of which what stands between backticks is code. */
+export function prose(text: string): (Node | string)[] {
+  return text.split(/`([^`]+)`/).map((part, i) => (i % 2 ? h("code", {}, part) : part));
+}
+
+/** Puts text on the clipboard, from a file as well. */
+export function copied(text: string) {
+  const area = h("textarea", {}, text);
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}

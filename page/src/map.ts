@@ -2,7 +2,9 @@
 // is a rectangle; what is thinner than a pixel is drawn as its density, and counted.
 import { colours, theme } from "./colours";
 import { h, Picture, shortSite } from "./dom";
-import { bytes, count, tickTime, ticks, time } from "./format";
+import { axisLabels } from "./axis";
+import { shadeOf, shades } from "./blocks";
+import { bytes, count, tickBytes, ticks, time } from "./format";
 import { HOST, LEVEL, type Map2D, type Segment } from "./model";
 import { packed, Raster } from "./raster";
 import { grid } from "./tables";
@@ -11,6 +13,8 @@ import type { View } from "./view";
 const LEFT = 74, RIGHT = 12, AXIS = 20, HEIGHT = 360;
 /** In milliseconds: painting that takes less is done in every frame; the map is at rest after; it is painted again after. */
 const QUICK = 8, REST = 90, LONGEST = 600;
+/** So many blocks have an edge of their own at most. */
+const MOST_STROKES = 400;
 
 export class AddressMap {
   readonly element: HTMLElement;
@@ -40,12 +44,12 @@ export class AddressMap {
     canvas.addEventListener("pointerup", (event) => {
       const isClick = this.drag && !this.drag.moved;
       this.drag = null;
-      if (isClick && view.dev?.n) { view.cursor = Math.max(0, view.dev.at0(view, this.position(event.offsetX))); view.changed(); }
+      if (isClick && view.dev?.n) this.press(event.offsetX, event.offsetY);
     });
     canvas.addEventListener("wheel", (event) => {
-      if (document.activeElement !== canvas && !event.ctrlKey && !event.shiftKey) return;
+      if (!event.ctrlKey && !event.metaKey && !event.shiftKey) return;
       event.preventDefault();
-      this.zoom(1 - event.offsetY / HEIGHT, Math.exp(event.deltaY / 400));
+      this.zoom(1 - event.offsetY / HEIGHT, Math.exp((event.deltaY || event.deltaX) / 300));
     }, { passive: false });
     canvas.addEventListener("keydown", (event) => {
       const size = this.span[1] - this.span[0];
@@ -53,7 +57,7 @@ export class AddressMap {
       else if (event.key === "ArrowDown") this.set(this.span[0] - size / 8, size);
       else if (event.key === "+" || event.key === "=") this.zoom(0.5, 0.6);
       else if (event.key === "-") this.zoom(0.5, 1 / 0.6);
-      else if (event.key === "Escape") this.set(0, 1);
+      else if (event.key === "Escape" && this.span[1] - this.span[0] < 1) this.set(0, 1);
       else return;
       event.preventDefault();
       event.stopPropagation();
@@ -84,13 +88,13 @@ export class AddressMap {
   }
   /** A time, as the axis counts. */
   private place(at: number): number {
-    return this.view.axis === "time" ? at : this.view.at(Math.max(0, this.view.dev!.at(at)));
+    return this.view.dev!.place(this.view.axis, at);
   }
   update() {
     this.picture.redraw();
     const { view } = this, device = view.dev;
     if (!device || !device.n) return;
-    const colour = theme(), made = [view.reading, view.cursor, view.by, view.search.text, colour.free].join();
+    const colour = theme(), made = [view.reading, view.cursor, view.by, view.search.text, view.picking, colour.free].join();
     if (made === this.made) return;
     this.made = made;
     const map = device.rectangles(), series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
@@ -103,6 +107,8 @@ export class AddressMap {
       swatch.style.background = tint;
       return h("li", {}, h("span", {}, swatch, shortSite(name)));
     }));
+    // JAX and others have no segments of PyTorch's.
+    if (!map.grounds.kind.some((kind) => kind < 2) && device.head.device !== HOST) { this.table.replaceChildren(); return this.say(); }
     const at = device.times[view.cursor], segments = map.segments(at), live = segments.reduce((sum, it) => sum + it.live, 0), all = segments.reduce((sum, it) => sum + it.bytes, 0);
     const isWhole = map.isWhole(view.cursor), hasPools = view.trace.head.pools.length > 0, wholly = segments.filter((it) => !it.blocks.length && !it.pool).reduce((sum, it) => sum + it.bytes, 0), own = segments.filter((it) => it.pool).reduce((sum, it) => sum + it.bytes - it.live, 0), most = 100, isHost = device.head.device === HOST;
     this.table.replaceChildren(
@@ -112,6 +118,7 @@ export class AddressMap {
         name: "segments", caption: `Segments at the cursor, most free first; who ${isHost ? "holds" : "pins"} them`,
         columns: [["address", "address"], ["bytes", "size"], ["live", "in blocks"], ["free", "free"], ["blocks", "blocks"], ["pinned", isHost ? "held by" : "pinned by"], ...(hasPools ? [["pool", "pool"] as [string, string]] : [])],
         rows: segments.slice(0, most).map((it) => ["0x" + this.absolute(it.addr), { b: it.bytes }, { b: it.live }, isWhole ? { b: it.bytes - it.live } : null, { n: it.blocks.length }, this.pinned(it, isWhole), ...(hasPools ? [it.pool ? shortSite(view.trace.poolOf(it.pool)) : "default"] : [])]),
+        onRow: (row) => this.pickSegment(segments[row]), isPicked: (row) => this.isPicked(segments[row]),
         leftOut: segments.length > most ? `${count(segments.length - most)} more` : null,
       }, view.search.pattern) : h("p", { class: "note" }, isHost ? "Snapshots of PyTorch say what lies in pinned memory that PyTorch keeps; there was none then." : "PyTorch had no segment then."));
     this.say();
@@ -155,7 +162,9 @@ export class AddressMap {
     for (const [left, upper, wide, tall] of strokes) context.strokeRect(LEFT + left + 0.5, upper + 0.5, Math.max(wide - 1, 1), Math.max(tall - 1, 1));
     for (const oom of view.trace.marks.get("out of memory")?.list ?? []) { context.fillStyle = colour.bad; context.fillRect(x(oom.from) - 0.75, 0, 1.5, HEIGHT); }
     context.fillStyle = colour.ink;
-    context.fillRect(x(device.times[view.cursor]) - 0.75, 0, 1.5, HEIGHT);
+    const cursor = LEFT + ((view.cursorPlace - from) / (to - from)) * plot;
+    context.fillRect(cursor - 0.75, 0, 1.5, HEIGHT);
+    context.lineWidth = 1.5;
     context.restore();
     this.axes(context, width, low, high, y, colour);
     this.say();
@@ -164,7 +173,7 @@ export class AddressMap {
    * again when it comes to rest, or after a while. */
   private picture_(map: Map2D, plot: number, window: [number, number], span: [number, number], back: string): [number, number, number, number][] {
     const { view, exact } = this, now = performance.now();
-    const key = [view.reading, view.axis, view.by, view.only, view.search.text, plot, this.picture.ratio, back, map.blocks.n].join();
+    const key = [view.reading, view.axis, view.by, view.only, view.search.text, view.picking, plot, this.picture.ratio, back, map.blocks.n].join();
     const isThere = exact?.key === key && [0, 1].every((i) => exact.window[i] === window[i] && exact.span[i] === span[i]);
     if (isThere) return exact.strokes;
     if (this.rest) clearTimeout(this.rest);
@@ -182,46 +191,55 @@ export class AddressMap {
   /** Draws what lies in a part of the axis and of the addresses; says where blocks are that the search lights up. */
   private paint(map: Map2D, plot: number, [from, to]: [number, number], [low, high]: [number, number]): [number, number, number, number][] {
     const { view } = this, device = view.dev!, colour = theme(), { ratio } = this.picture, raster = this.raster.begin(Math.ceil(plot * ratio), HEIGHT * ratio);
-    const { grounds, blocks, tiles } = map, at = map.on(view.axis), sx = (plot * ratio) / (to - from), sy = (HEIGHT * ratio) / (high - low), bottom = HEIGHT * ratio;
-    const [free, empty, own, other, soft] = [colour.free, colour.empty, colour.pool, colour.line, colour.soft].map(packed);
+    const { grounds, blocks, tiles, lows, highs, groundLows, groundHighs, tileLows, tileHighs } = map, at = map.on(view.axis), sx = (plot * ratio) / (to - from), sy = (HEIGHT * ratio) / (high - low), bottom = HEIGHT * ratio;
+    const [free, empty, own, other, soft, hatch, panel] = [colour.free, colour.empty, colour.pool, colour.line, colour.soft, colour.hatch, colour.panel].map(packed);
     for (let g = 0; g < grounds.n; g++) {
-      if (at.grounds.to[g] < from || at.grounds.from[g] > to || map.groundHighs[g] < low || map.groundLows[g] > high) continue;
-      const upper = bottom - (map.groundHighs[g] - low) * sy, lower = bottom - (map.groundLows[g] - low) * sy - 0.5;
+      if (at.grounds.to[g] < from || at.grounds.from[g] > to || groundHighs[g] < low || groundLows[g] > high) continue;
+      const upper = bottom - (groundHighs[g] - low) * sy, lower = bottom - (groundLows[g] - low) * sy - 0.5;
       const tint = grounds.kind[g] > 1 ? other : grounds.pool[g] ? own : free;
-      raster.fill((at.grounds.from[g] - from) * sx, upper, (at.grounds.to[g] - from) * sx, lower, tint);
+      const [begin, end] = [(at.grounds.from[g] - from) * sx, (at.grounds.to[g] - from) * sx];
+      if (grounds.kind[g] > 1) raster.fill(begin, upper, end, lower, tint); else raster.hatched(begin, end, upper, lower, tint, hatch, ratio);
       // What is empty of a private pool is not given back while anything may use the pool.
       if (grounds.pool[g]) continue;
       const spans = at.empty[g];
       for (let i = 0; i < spans.length; i += 2) {
         if (spans[i + 1] < from || spans[i] > to || (spans[i + 1] - spans[i]) * sx < 0.5) continue;
-        raster.fill((spans[i] - from) * sx, upper, (spans[i + 1] - from) * sx, lower, empty);
+        raster.hatched((spans[i] - from) * sx, (spans[i + 1] - from) * sx, upper, lower, empty, hatch, ratio);
       }
     }
     for (let i = 0; i < tiles.n; i++) {
       const begin = at.tiles[tiles.column[i]], end = at.tiles[tiles.column[i] + 1];
-      if (end < from || begin > to || map.tileHighs[i] < low || map.tileLows[i] > high) continue;
-      raster.fill((begin - from) * sx, bottom - (map.tileHighs[i] - low) * sy, (end - from) * sx, bottom - (map.tileLows[i] - low) * sy, soft, Math.min(0.6, 0.1 + tiles.blocks[i] / 200));
+      if (end < from || begin > to || tileHighs[i] < low || tileLows[i] > high) continue;
+      raster.fill((begin - from) * sx, bottom - (tileHighs[i] - low) * sy, (end - from) * sx, bottom - (tileLows[i] - low) * sy, soft, Math.min(0.6, 0.1 + tiles.blocks[i] / 200));
     }
-    const series = device.series(view.by), tints = colours(series.groups.map((group) => group.name)).map(packed), { lit } = view;
+    const series = device.series(view.by), tints = colours(series.groups.map((group) => group.name)).map((tint) => shades(tint).map(packed)), { picked } = view, lit = view.litHolders;
     const chosen = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only), strokes: [number, number, number, number][] = [];
-    let whole = 0, thin = 0;
+    let whole = 0, thin = 0, nPicked = 0;
     for (let i = 0; i < blocks.n; i++) {
       const begin = at.blocks.from[i], end = at.blocks.to[i];
-      if (end < from || begin > to || map.highs[i] < low || map.lows[i] > high) continue;
-      const left = Math.max(-1, (begin - from) * sx), right = Math.min(raster.width + 1, (end - from) * sx), upper = bottom - (map.highs[i] - low) * sy, lower = bottom - (map.lows[i] - low) * sy;
-      const holder = blocks.what[i], group = series.groupOf[holder], isLit = lit !== null && lit[holder];
-      const weight = (lit && !isLit) || (chosen >= 0 && chosen !== group) ? 0.18 : 1, wide = right - left, tall = lower - upper;
-      if ((wide < ratio || tall < ratio) && !isLit) {
+      if (end < from || begin > to || highs[i] < low || lows[i] > high) continue;
+      const left = Math.max(-1, (begin - from) * sx), right = Math.min(raster.width + 1, (end - from) * sx), upper = bottom - (highs[i] - low) * sy, lower = bottom - (lows[i] - low) * sy;
+      const holder = blocks.what[i], group = series.groupOf[holder], isLit = lit !== null && lit[holder], isPicked = picked !== null && picked.has(i);
+      const weight = (lit && !isLit && !isPicked) || (picked && !isPicked && !isLit) || (chosen >= 0 && chosen !== group) ? 0.22 : 1, wide = right - left, tall = lower - upper, tint = tints[group]?.[shadeOf(i)] ?? soft;
+      if ((wide < ratio || tall < ratio) && !isPicked) {
         thin++;
-        raster.thin(left, upper, right, lower, tints[group], weight);
+        raster.thin(left, upper, right, lower, tint, weight);
         continue;
       }
       whole++;
-      raster.fill(left, upper, right - (wide > 5 * ratio ? ratio : 0), lower - (tall > 4 * ratio ? ratio : 0), tints[group], weight);
-      if (isLit) strokes.push([left / ratio, upper / ratio, wide / ratio, tall / ratio]);
+      // Paler by its own ground, so that stripes do not show through.
+      if (weight < 1) raster.fill(left, upper, right, lower, panel, 0.75);
+      raster.fill(left, upper, right - (wide > 5 * ratio ? ratio : 0), lower - (tall > 4 * ratio ? ratio : 0), tint, weight);
+      if (isPicked) { nPicked++; strokes.push([left / ratio, upper / ratio, wide / ratio, tall / ratio]); }
     }
     raster.gathered();
     this.drawn = { whole, thin };
+    // Of very many, an edge around each would cover them.
+    if (picked && picked.ground >= 0) {
+      const g = picked.ground;
+      strokes.length = 0;
+      strokes.push([((at.grounds.from[g] - from) * sx) / ratio, (bottom - (groundHighs[g] - low) * sy) / ratio, ((at.grounds.to[g] - at.grounds.from[g]) * sx) / ratio, ((groundHighs[g] - groundLows[g]) * sy) / ratio]);
+    } else if (nPicked > MOST_STROKES) strokes.length = 0;
     return strokes;
   }
   private axes(context: CanvasRenderingContext2D, width: number, low: number, high: number, y: (offset: number) => number, colour: ReturnType<typeof theme>) {
@@ -229,24 +247,52 @@ export class AddressMap {
     context.fillStyle = colour.soft;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    for (const at of ticks(low, high, 6, true)) context.fillText(bytes(at).replace(".00", ""), LEFT - 8, Math.min(HEIGHT - 6, Math.max(6, y(at))));
+    for (const at of ticks(low, high, 6, true)) context.fillText(tickBytes(at), LEFT - 8, Math.min(HEIGHT - 6, Math.max(6, y(at))));
     context.textAlign = "center";
     context.textBaseline = "top";
-    const [from, to] = view.window, marks = ticks(from, to, Math.max(3, Math.floor(width / 130)), false), step = marks.length > 1 ? marks[1] - marks[0] : to - from;
-    for (const at of marks) {
-      const x = LEFT + ((at - from) / (to - from)) * (width - LEFT - RIGHT);
-      context.fillText(view.axis === "time" ? tickTime(at, step) : "change " + count(Math.round(at)), Math.min(x, width - 34), HEIGHT + 5);
+    const [from, to] = view.window;
+    for (const [at, text] of axisLabels(view, width)) {
+      const x = LEFT + ((at - from) / (to - from)) * (width - LEFT - RIGHT), half = context.measureText(text).width / 2 + 2;
+      context.fillText(text, Math.max(half, Math.min(x, width - half)), HEIGHT + 5);
     }
+  }
+  /** A click: the cursor goes there, and the block or the segment that is there is selected. */
+  private press(px: number, py: number) {
+    const { view } = this, device = view.dev!, map = device.rectangles(), [at, addr] = this.placeOf(px, py), block = px < LEFT || py > HEIGHT ? -1 : map.find(addr, at), { grounds, blocks } = map;
+    view.put(device.at0(view, this.position(px)), this.position(px));
+    if (block >= 0) return view.select({ kind: "block", from: blocks.from[block], addr: blocks.addr[block] });
+    const ground = this.groundAt(addr, at);
+    view.select(ground < 0 ? null : { kind: "segment", from: grounds.from[ground], addr: grounds.addr[ground] });
+  }
+  /** The time and the address at a place of the picture. */
+  private placeOf(px: number, py: number): [number, number] {
+    const { view } = this, device = view.dev!, map = device.rectangles(), position = this.position(px);
+    const offset = (this.span[0] + (1 - py / HEIGHT) * (this.span[1] - this.span[0])) * map.compact.height;
+    return [view.axis === "time" ? position : device.times[Math.max(0, device.at0(view, position))], map.compact.address(offset)];
+  }
+  private groundAt(addr: number, at: number): number {
+    const { grounds } = this.view.dev!.rectangles();
+    for (let g = 0; g < grounds.n; g++) if (at >= grounds.from[g] && at < grounds.to[g] && addr >= grounds.addr[g] && addr < grounds.addr[g] + grounds.bytes[g]) return g;
+    return -1;
+  }
+  /** Joined pages of an expandable segment are selected by the first of them. */
+  private pickSegment(segment: Segment) {
+    const { view } = this, g = this.groundAt(segment.addr, view.dev!.times[view.cursor]), { grounds } = view.dev!.rectangles();
+    view.select(g < 0 || this.isPicked(segment) ? null : { kind: "segment", from: grounds.from[g], addr: grounds.addr[g] });
+  }
+  private isPicked(segment: Segment): boolean {
+    const { picked } = this.view;
+    if (!picked) return false;
+    if (picked.ground >= 0) { const addr = this.view.dev!.rectangles().grounds.addr[picked.ground]; return addr >= segment.addr && addr < segment.addr + segment.bytes; }
+    return picked.block >= 0 && segment.blocks.includes(picked.block);
   }
   private point(px: number, py: number) {
     const { view } = this, device = view.dev;
     if (!device?.n || px < LEFT || py > HEIGHT) return this.say();
-    const map = device.rectangles(), position = this.position(px), at = view.axis === "time" ? position : device.times[Math.max(0, device.at0(view, position))];
-    const offset = (this.span[0] + (1 - py / HEIGHT) * (this.span[1] - this.span[0])) * map.compact.height, addr = map.compact.address(offset);
-    const block = map.find(addr, at);
+    const map = device.rectangles(), [at, addr] = this.placeOf(px, py), block = map.find(addr, at);
     if (block < 0) {
-      const ground = map.grounds, inside = Array.from(ground.addr.keys()).find((g) => at >= ground.from[g] && at < ground.to[g] && addr >= ground.addr[g] && addr < ground.addr[g] + ground.bytes[g]);
-      this.note.textContent = inside === undefined ? `0x${this.absolute(addr)} at ${time(Math.round(at))}: nothing was here` : `0x${this.absolute(addr)} at ${time(Math.round(at))}: ${map.tiles.tiled ? "free, or a block that is only counted," : "free,"} in a segment of ${bytes(ground.bytes[inside])} at 0x${this.absolute(ground.addr[inside])}${ground.pool[inside] ? " of " + shortSite(view.trace.poolOf(ground.pool[inside])) : ""}`;
+      const ground = map.grounds, inside = this.groundAt(addr, at);
+      this.note.textContent = inside < 0 ? `0x${this.absolute(addr)} at ${time(Math.round(at))}: nothing was here` : `0x${this.absolute(addr)} at ${time(Math.round(at))}: ${map.tiles.tiled ? "free, or a block that is only counted," : "free,"} in a segment of ${bytes(ground.bytes[inside])} at 0x${this.absolute(ground.addr[inside])}${ground.pool[inside] ? " of " + shortSite(view.trace.poolOf(ground.pool[inside])) : ""}`;
       return;
     }
     const holder = view.trace.holders[map.blocks.what[block]], { from, to, addr: start, bytes: size } = map.blocks;
@@ -260,6 +306,7 @@ export class AddressMap {
     if (thin) parts.push(`${count(thin)} thinner than a pixel drawn as their density`);
     if (map.tiles.tiled) parts.push(`${count(map.tiles.tiled)} of the smallest of the trace kept as ${count(map.tiles.n)} tiles`);
     if (device.head.n_unplaced) parts.push(`${count(device.head.n_unplaced)} objects of the driver have no address`);
+    if (view.lit) { let n = 0; for (let i = 0; i < map.blocks.n; i++) if (view.lit[map.blocks.what[i]]) n++; parts.unshift(`${count(n)} blocks are lit up by the search`); }
     this.note.textContent = parts.join("; ") + `. ${bytes(map.compact.height)} of addresses in all.`;
   }
 }

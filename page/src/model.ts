@@ -8,9 +8,12 @@ export const NO_STACK = "(no stack recorded)";
 /** Most groups that have a colour of their own. */
 export const MOST_GROUPS = 10;
 
-export const GROUPINGS = ["owner", "role", "site", "pool"] as const;
+export const GROUPINGS = ["owner", "role", "site", "pool", "stream"] as const;
 export type Grouping = (typeof GROUPINGS)[number];
-export const GROUPING_TITLES: Record<Grouping, string> = { owner: "Owner", role: "Role", site: "Call site", pool: "Pool" };
+export const GROUPING_TITLES: Record<Grouping, string> = { owner: "Owner", role: "Role", site: "Call site", pool: "Pool", stream: "Stream" };
+/** What an axis counts: nanoseconds, changes of memory, or steps of training of equal width. */
+export const AXES = ["time", "change", "step"] as const;
+export type Axis = (typeof AXES)[number];
 
 /** What a holder is, as replay/page/src numbers it. */
 export const LEVEL = { driver: 0, block: 1, cached: 2, buffer: 3, arena: 4 };
@@ -20,7 +23,7 @@ export const isRest = (level: number) => level === LEVEL.cached || level === LEV
 /** What pinned memory of the host is numbered as, among devices. */
 export const HOST = -2;
 
-export interface Holder { owner: string; role: string; site: string; pool: string; level: number; stack: number; text: string }
+export interface Holder { owner: string; role: string; site: string; pool: string; stream: string; level: number; stack: number; text: string }
 export interface Mark { kind: string; from: number; to: number | null; text: string; device: number; bytes: number }
 export interface Held { bytes: Float64Array; objects: Float64Array }
 export interface Group { name: string; holders: number[]; peak: number }
@@ -58,9 +61,24 @@ export class Chapter {
       const where = isCached ? CACHED : isArena ? ARENA : site[i] ? head.sites[site[i] - 1] : NO_STACK;
       const pool = own[i] ? this.poolOf(own[i]) + (isCached ? ", unused" : "") : h.kinds[kind[i]] + (stream[i] ? `, stream ${h.streams[stream[i] - 1]}` : "");
       const what = isCached ? "PyTorch, unused" : role[i] ? head.roles[role[i] - 1][0] : isBlock ? "no role" : name;
-      this.holders.push({ owner: name, role: what, site: where, pool, level: level[i], stack: stack[i], text: "" });
+      const queue = isCached || isArena ? what : stream[i] ? `stream ${h.streams[stream[i] - 1]}` : "no stream recorded";
+      this.holders.push({ owner: name, role: what, site: where, pool, stream: queue, level: level[i], stack: stack[i], text: "" });
     }
   }
+  /** Steps of training, as far as there is more than one. */
+  get steps(): Mark[] {
+    const list = this.marks.get("step")?.list ?? [];
+    return list.length > 1 ? list : [];
+  }
+  /** Where a time lies on the axis of steps: each step is as wide as the others, and there is nothing between them. */
+  stepAt(time: number): number {
+    const { steps } = this, at = upTo((this.stepStarts ??= Float64Array.from(steps, (it) => it.from)), time) - 1;
+    if (at < 0) return steps[0]?.from ? time / steps[0].from - 1 : 0;
+    const step = steps[at], next = steps[at + 1]?.from ?? this.head.duration_ns, end = step.to ?? next;
+    if (time <= end) return at + (end > step.from ? (time - step.from) / (end - step.from) : 0);
+    return at + 1 + (at + 1 < steps.length ? 0 : Math.min(1, (time - end) / Math.max(1, this.head.duration_ns - end)));
+  }
+  private stepStarts: Float64Array | null = null;
   /** A private pool of PyTorch's in words, by its number from 1. */
   poolOf(number: number): string {
     const { id, what, places } = this.head.pools[number - 1];
@@ -130,6 +148,16 @@ export class Device {
     this.known = [...new Set(this.rowHolder)];
   }
   get n(): number { return this.times.length; }
+  /** Where each state lies on an axis. */
+  positionsOn(axis: Axis): Float64Array {
+    if (axis !== "step") return axis === "time" ? this.times : this.changes;
+    return (this.steps ??= this.times.map((time) => this.chapter.stepAt(time)));
+  }
+  /** Where a time lies on an axis. */
+  place(axis: Axis, time: number): number {
+    return axis === "time" ? time : axis === "step" ? this.chapter.stepAt(time) : this.changes[Math.max(0, this.at(time))];
+  }
+  private steps: Float64Array | null = null;
   /** What each holder held in a state. */
   held(state: number): Held {
     const n = this.chapter.holders.length, held = { bytes: new Float64Array(n), objects: new Float64Array(n) };
@@ -205,7 +233,8 @@ export class Series {
   }
 }
 
-export interface Rectangles { n: number; addr: Float64Array; bytes: Float64Array; from: Float64Array; to: Float64Array; what: Float64Array }
+/** `spare`: bytes that were not asked for. */
+export interface Rectangles { n: number; addr: Float64Array; bytes: Float64Array; spare: Float64Array; from: Float64Array; to: Float64Array; what: Float64Array }
 /** What blocks lie in: 0 a segment of PyTorch, 1 pages of one, 2 and 3 the same of others; and the private pool that it is of, from 1. */
 export interface Grounds extends Rectangles { kind: Float64Array; pool: Float64Array }
 export interface Tiles { n: number; bytes: number; columns: number; addr: Float64Array; column: Float64Array; blocks: Float64Array; tiled: number }
@@ -227,6 +256,11 @@ export class Compact {
     for (let i = 0; i < this.starts.length; i++) { this.offsets.push(at); at += this.ends[i] - this.starts[i]; }
     this.height = at;
   }
+  /** Whether all of a range is in what anything lay in. */
+  has(start: number, end: number): boolean {
+    const i = upTo(this.starts, start) - 1;
+    return i >= 0 && end <= this.ends[i];
+  }
   /** Where an address lies; addresses between ranges lie where the next begins. */
   of(addr: number): number {
     const i = upTo(this.starts, addr) - 1;
@@ -243,46 +277,48 @@ export class Map2D {
   readonly blocks: Rectangles;
   readonly grounds: Grounds;
   readonly tiles: Tiles;
-  readonly compact: Compact;
-  /** Where each block begins and ends, without the holes between addresses. */
-  readonly lows: Float64Array;
-  readonly highs: Float64Array;
-  readonly groundLows: Float64Array;
-  readonly groundHighs: Float64Array;
-  readonly tileLows: Float64Array;
-  readonly tileHighs: Float64Array;
-  private positions = new Map<string, Positions>();
-  /** For each ground, when no block was in it: from, to, from, to... */
-  readonly empty: number[][];
+  private positions = new Map<Axis, Positions>();
   constructor(readonly device: Device) {
     const { data, head: { duration_ns: end } } = device.chapter;
     const read = (head: RectangleColumns): Rectangles => {
-      const [addr, bytes, from, time, what] = [head.addr, head.bytes, head.from, head.time, head.what].map((id) => data.column(id));
+      const [addr, bytes, spare, from, time, what] = [head.addr, head.bytes, head.spare, head.from, head.time, head.what].map((id) => data.column(id));
       const to = Float64Array.from(time, (time, i) => (time ? from[i] + time - 1 : Math.max(end, from[i])));
-      return { n: addr.length, addr, bytes, from, to, what };
+      return { n: addr.length, addr, bytes, spare, from, to, what };
     };
     this.blocks = read(device.head.blocks);
     const grounds = read(device.head.grounds);
     this.grounds = { ...grounds, kind: grounds.what.map((what) => what % 4), pool: grounds.what.map((what) => Math.floor(what / 4)) };
     const tiles = device.head.blocks, [addr, column, blocks] = [tiles.tile_addr, tiles.tile_column, tiles.tile_blocks].map((id) => data.column(id));
     this.tiles = { n: addr.length, bytes: tiles.tile_bytes, columns: tiles.tile_columns, addr, column, blocks, tiled: tiles.n_tiled };
-    const ranges: [number, number][] = [];
-    for (const all of [this.grounds, this.blocks]) for (let i = 0; i < all.n; i++) ranges.push([all.addr[i], all.addr[i] + all.bytes[i]]);
-    this.compact = new Compact(ranges);
-    const { compact, blocks: all } = this;
-    const within = (all: Rectangles) => [all.addr.map((addr) => compact.of(addr)), all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1)];
-    [this.lows, this.highs] = within(all);
-    [this.groundLows, this.groundHighs] = within(this.grounds);
-    this.tileLows = addr.map((addr) => compact.of(addr));
-    this.tileHighs = addr.map((addr) => compact.of(addr + tiles.tile_bytes - 1) + 1);
-    this.empty = this.emptiness();
   }
-  /** Where all of it lies on an axis of time or of changes. */
-  on(axis: "time" | "change"): Positions {
+  /** What only the map needs is made when it is first drawn: over time, addresses do not matter. */
+  private placed: Placed | null = null;
+  private get places(): Placed {
+    if (this.placed) return this.placed;
+    const { grounds, blocks, tiles } = this, ranges = Array.from(grounds.addr, (addr, g): [number, number] => [addr, addr + grounds.bytes[g]]), inGrounds = new Compact(ranges);
+    // Nearly all blocks lie in a segment, and add nothing.
+    for (let i = 0; i < blocks.n; i++) if (!inGrounds.has(blocks.addr[i], blocks.addr[i] + blocks.bytes[i])) ranges.push([blocks.addr[i], blocks.addr[i] + blocks.bytes[i]]);
+    const compact = new Compact(ranges);
+    const within = (all: Rectangles) => [all.addr.map((addr) => compact.of(addr)), all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1)];
+    const [lows, highs] = within(blocks), [groundLows, groundHighs] = within(grounds);
+    const tileLows = tiles.addr.map((addr) => compact.of(addr)), tileHighs = tiles.addr.map((addr) => compact.of(addr + tiles.bytes - 1) + 1);
+    return (this.placed = { compact, lows, highs, groundLows, groundHighs, tileLows, tileHighs, empty: this.emptiness() });
+  }
+  get compact(): Compact { return this.places.compact; }
+  /** Where each block begins and ends, without the holes between addresses; then segments and tiles. */
+  get lows(): Float64Array { return this.places.lows; }
+  get highs(): Float64Array { return this.places.highs; }
+  get groundLows(): Float64Array { return this.places.groundLows; }
+  get groundHighs(): Float64Array { return this.places.groundHighs; }
+  get tileLows(): Float64Array { return this.places.tileLows; }
+  get tileHighs(): Float64Array { return this.places.tileHighs; }
+  /** For each ground, when no block was in it: from, to, from, to... */
+  get empty(): number[][] { return this.places.empty; }
+  /** Where all of it lies on an axis. */
+  on(axis: Axis): Positions {
     let positions = this.positions.get(axis);
     if (!positions) {
-      const { blocks, grounds, device } = this, { times, changes } = device;
-      const place = (time: number) => (axis === "time" ? time : changes[Math.max(0, upTo(times, time) - 1)]);
+      const { blocks, grounds, device } = this, place = (time: number) => device.place(axis, time);
       const both = (all: Rectangles) => ({ from: all.from.map(place), to: all.to.map(place) });
       const wide = device.chapter.head.duration_ns / this.tiles.columns;
       const tiles = Float64Array.from({ length: this.tiles.columns + 1 }, (_, column) => place(column * wide));
@@ -292,10 +328,12 @@ export class Map2D {
     return positions;
   }
   private emptiness(): number[][] {
-    const { blocks, grounds } = this, order = Array.from(blocks.addr.keys()).sort((a, b) => blocks.addr[a] - blocks.addr[b] || blocks.from[a] - blocks.from[b]);
+    const { blocks, grounds } = this;
+    if (this.tiles.tiled) return Array.from(grounds.addr, () => []);
+    const order = Array.from(blocks.addr.keys()).sort((a, b) => blocks.addr[a] - blocks.addr[b] || blocks.from[a] - blocks.from[b]);
     const sorted = Float64Array.from(order, (i) => blocks.addr[i]);
     return Array.from(grounds.addr, (addr, g) => {
-      if (grounds.kind[g] > 1 || this.tiles.tiled) return [];
+      if (grounds.kind[g] > 1) return [];
       const spans: [number, number][] = [];
       for (let at = upTo(sorted, addr - 1); at < sorted.length && sorted[at] < addr + grounds.bytes[g]; at++) {
         const i = order[at];
@@ -352,6 +390,8 @@ export class Map2D {
     return joined.sort((a, b) => b.bytes - b.live - (a.bytes - a.live) || a.addr - b.addr);
   }
 }
+
+interface Placed { compact: Compact; lows: Float64Array; highs: Float64Array; groundLows: Float64Array; groundHighs: Float64Array; tileLows: Float64Array; tileHighs: Float64Array; empty: number[][] }
 
 /** Beginnings and ends on an axis; of tiles where each column begins. */
 export interface Positions {

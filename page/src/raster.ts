@@ -55,6 +55,23 @@ export class Raster {
       else this.pixels.fill(colour, from, to);
     }
   }
+  /** A part of some columns, in whole pixels that lie inside. */
+  column(left: number, right: number, top: number, bottom: number, colour: number) {
+    const { width, pixels } = this, end = Math.min(this.height, bottom), to = Math.min(width, right);
+    for (let row = Math.max(0, top), start = row * width; row < end; row++, start += width) for (let at = left; at < to; at++) pixels[start + at] = colour;
+  }
+  /** The same from pixel to pixel, with stripes: `wide` pixels of the screen are one of the page. */
+  hatched(left: number, right: number, top: number, bottom: number, colour: number, stripe: number, wide: number) {
+    if (bottom <= 0 || top >= this.height || right <= 0 || left >= this.width) return;
+    left = Math.max(0, Math.round(left));
+    right = Math.min(this.width, Math.max(left + 1, Math.round(right)));
+    top = Math.max(0, Math.round(top));
+    bottom = Math.min(this.height, Math.max(top + 1, Math.round(bottom)));
+    const every = Math.round(7 * wide), thick = Math.round(1.4 * wide);
+    for (let row = top; row < bottom; row++) {
+      for (let at = left, phase = (left + row) % every; at < right; at++, phase = phase + 1 === every ? 0 : phase + 1) this.pixels[row * this.width + at] = phase < thick ? stripe : colour;
+    }
+  }
   /** What is thinner than a pixel, and covers this part of those that it touches. */
   thin(left: number, top: number, right: number, bottom: number, colour: number, weight: number) {
     const part = weight * Math.max(0.1, Math.min(1, right - left) * Math.min(1, bottom - top));

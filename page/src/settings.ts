@@ -1,7 +1,8 @@
 // What-ifs: what PyTorch reserved, beside what it would have reserved under other settings.
 import { theme } from "./colours";
 import { h, Picture } from "./dom";
-import { bytes, count, tickBytes, tickTime, ticks } from "./format";
+import { axisLabels } from "./axis";
+import { bytes, count, tickBytes, ticks } from "./format";
 import { grid } from "./tables";
 import type { SettingsHead } from "./data";
 import type { View } from "./view";
@@ -48,8 +49,9 @@ export class SettingsView {
       grid({
         name: "settings", caption: "Settings of PYTORCH_CUDA_ALLOC_CONF, replayed without a limit of memory",
         columns: [["options", "setting"], ["peak_reserved_bytes", "reserved at most"], ["change", "than recorded"], ["note", ""]],
-        rows: head.tried.map((it) => [it.options || "(none)", { b: it.peak_reserved_bytes }, { d: it.peak_reserved_bytes - peak }, [it.is_recorded ? "as recorded" : "", it.runs_out ? "runs out" : "", this.hidden.has(it.options) ? "hidden" : ""].filter(Boolean).join(", ")]),
+        rows: head.tried.map((it) => [it.options || "(none)", { b: it.peak_reserved_bytes }, { d: it.peak_reserved_bytes - peak }, [it.is_recorded ? "as recorded" : "", it === best && it.peak_reserved_bytes < peak ? "reserves least" : "", it.runs_out ? "runs out" : "", this.hidden.has(it.options) ? "hidden" : ""].filter(Boolean).join(", ")]),
         swatch: (row) => (head.tried[row].is_recorded ? theme().ink : LINES[row % LINES.length]),
+        isPicked: (row) => head.tried[row] === best && best.peak_reserved_bytes < peak,
         onRow: (row) => { const name = head.tried[row].options; if (!this.hidden.delete(name)) this.hidden.add(name); this.update(); },
       }, view.search.pattern),
       h("p", { class: "note" }, "The area: in blocks. The thick line: reserved, as recorded. A click on a setting hides or shows its line. gputrace tune tries more, and says how sure each is."),
@@ -66,9 +68,9 @@ export class SettingsView {
     const { head, view } = this, colour = theme();
     if (!head) return;
     const times = view.data.column(head.time), column = (id: number) => view.data.column(id);
-    const [from, to] = view.axis === "time" ? view.window : [0, view.trace.head.duration_ns], bottom = TOP + PLOT;
+    const [from, to] = view.window, device = view.dev!, bottom = TOP + PLOT;
     const top = this.top(head);
-    const x = (at: number) => LEFT + ((at - from) / (to - from || 1)) * (width - LEFT - RIGHT), y = (value: number) => bottom - (value / top) * PLOT;
+    const along = (at: number) => LEFT + ((at - from) / (to - from || 1)) * (width - LEFT - RIGHT), x = (at: number) => along(device.place(view.axis, at)), y = (value: number) => bottom - (value / top) * PLOT;
     context.textAlign = "right";
     context.textBaseline = "middle";
     for (const at of ticks(0, top, 5, true)) {
@@ -79,8 +81,7 @@ export class SettingsView {
     }
     context.textAlign = "center";
     context.textBaseline = "top";
-    const marks = ticks(from, to, Math.max(3, Math.floor(width / 130)), false);
-    for (const at of marks) context.fillText(tickTime(at, marks.length > 1 ? marks[1] - marks[0] : to), Math.min(x(at), width - 30), bottom + 6);
+    for (const [at, text] of axisLabels(view, width)) { const half = context.measureText(text).width / 2 + 2; context.fillText(text, Math.max(half, Math.min(along(at), width - half)), bottom + 6); }
     context.save();
     context.beginPath();
     context.rect(LEFT, 0, width - LEFT - RIGHT, bottom);

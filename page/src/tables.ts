@@ -1,13 +1,13 @@
 // Tables that sort and search, and the sections of the report.
 import { curve } from "./curve";
 import type { Cell, Chart, Fact, Section, Table, Text } from "./data";
-import { h, shortFile, shortSite } from "./dom";
+import { copied, h, prose, shortFile, shortSite } from "./dom";
 import { cell, count } from "./format";
 import type { View } from "./view";
 
 export interface Grid {
   name: string; caption: string; columns: [string, string][]; rows: Cell[][]; leftOut?: string | null;
-  swatch?: (row: number) => string | null; onRow?: (row: number) => void;
+  swatch?: (row: number) => string | null; onRow?: (row: number) => void; isPicked?: (row: number) => boolean;
 }
 
 const isNumber = (value: Cell) => value !== null && typeof value === "object" && value.c === undefined;
@@ -21,7 +21,7 @@ export function grid(table: Grid, pattern: RegExp | null): HTMLElement {
   const fill = () => body.replaceChildren(...order.map((index) => {
     const row = table.rows[index], words = row.map((value) => cell(value)[0]);
     const isLit = pattern ? words.some((word) => pattern.test(word)) : false;
-    const line = h("tr", { class: pattern ? (isLit ? "lit" : "dim") : null });
+    const isPicked = table.isPicked?.(index) ?? false, line = h("tr", { class: [pattern ? (isLit ? "lit" : "dim") : "", isPicked ? "picked" : ""].filter(Boolean).join(" ") || null });
     row.forEach((value, column) => {
       const [text, raw] = cell(value), tint = column === 0 ? table.swatch?.(index) : null, isFile = table.columns[column][0] === "trace";
       const shown = isFile ? shortFile(text) : shortSite(text);
@@ -31,7 +31,7 @@ export function grid(table: Grid, pattern: RegExp | null): HTMLElement {
         swatch.style.background = tint;
         element.append(swatch);
       }
-      if (table.onRow && column === 0) element.append(h("button", { type: "button", class: "plain", onclick: () => table.onRow!(index) }, shown));
+      if (table.onRow && column === 0) element.append(h("button", { type: "button", class: "plain", "aria-pressed": table.isPicked ? isPicked : null, onclick: () => table.onRow!(index) }, shown));
       else if (typeof value === "object" && value?.c !== undefined) element.append(command(value.c));
       else element.append(shown);
       line.append(element);
@@ -60,11 +60,7 @@ export function grid(table: Grid, pattern: RegExp | null): HTMLElement {
 export function command(text: string): HTMLElement {
   const button = h("button", {
     type: "button", class: "copy", "aria-label": "Copy: " + text, onclick: () => {
-      const area = h("textarea", {}, text);
-      document.body.append(area);
-      area.select();
-      document.execCommand("copy");
-      area.remove();
+      copied(text);
       button.textContent = "Copied";
       setTimeout(() => (button.textContent = "Copy"), 1500);
     },
@@ -77,7 +73,7 @@ export function section(section: Section, pattern: RegExp | null): HTMLElement {
   const facts = section.items.filter((item): item is Fact => "fact" in item);
   const list = facts.length ? h("dl", {}, ...facts.flatMap((fact) => {
     const [text, raw] = cell(fact.value), isCommand = typeof fact.value === "object" && fact.value?.c !== undefined;
-    return [h("dt", {}, fact.label), h("dd", { "data-fact": fact.fact, "data-value": raw, class: pattern?.test(text) ? "lit" : null }, isCommand ? command(text) : text, fact.remark ? h("span", { class: "remark" }, fact.remark) : null)];
+    return [h("dt", {}, fact.label), h("dd", { "data-fact": fact.fact, "data-value": raw, class: pattern?.test(text) ? "lit" : null }, ...(isCommand ? [command(text)] : prose(text)), fact.remark ? h("span", { class: "remark" }, fact.remark) : null)];
   })) : null;
   const rest = section.items.filter((item): item is Table | Chart | Text => !("fact" in item)).map((item) => {
     if ("chart" in item) return curve(item);
@@ -85,7 +81,7 @@ export function section(section: Section, pattern: RegExp | null): HTMLElement {
       const table = item as Table;
       return grid({ name: table.table, caption: section.title, columns: table.columns, rows: table.rows, leftOut: table.left_out }, pattern);
     }
-    return item.mood === "command" ? h("p", {}, command(item.text)) : h("p", { class: item.mood + (pattern?.test(item.text) ? " lit" : "") }, item.text);
+    return item.mood === "command" ? h("p", {}, command(item.text)) : h("p", { class: item.mood + (pattern?.test(item.text) ? " lit" : "") }, ...prose(item.text));
   });
   return h("section", { "data-section": section.name }, h("h3", {}, section.title), list, ...rest);
 }
@@ -96,10 +92,10 @@ export class Tables {
   private key = "";
   constructor(private view: View) {}
   update() {
-    const { view } = this, key = view.chapter + "\n" + view.search.text;
+    const { view } = this, key = view.chapter + "\n" + view.words;
     if (key === this.key) return;
     this.key = key;
-    const { report } = view.trace.head, pattern = view.search.pattern;
+    const { report } = view.trace.head, pattern = view.words;
     this.element.replaceChildren(...this.summary().map((it) => section(it, pattern)), ...report.sections.map((it) => section(it, pattern)), ...this.marks().map((it) => section(it, pattern)));
   }
   private summary(): Section[] {

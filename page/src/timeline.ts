@@ -1,49 +1,72 @@
-// Memory over time, stacked by group. A column of pixels shows the highest of its states, part by part as it was at that very
-// instant, and how low the device was in between; so no spike and no dip is lost.
+// Memory over time: a band per block, or an area per group. A column of pixels shows the highest of its states, part by part as it was
+// at that very instant; so no spike is lost.
+import { axisLabels } from "./axis";
+import { choose, MOST_BANDS, shadeOf, shades, sweep } from "./blocks";
 import { h, Picture, fitted, shortSite } from "./dom";
 import { colours, theme, isLight } from "./colours";
-import { bytes, count, tickBytes, tickTime, ticks, time } from "./format";
-import type { Device, Mark } from "./model";
+import { bytes, count, tickBytes, ticks, time } from "./format";
+import { lanes, positions, type Lane } from "./lanes";
+import { isRest, type Device, type Mark } from "./model";
 import { upTo } from "./pyramid";
-import { packed, Raster } from "./raster";
+import { mixed, packed, Raster } from "./raster";
 import type { View } from "./view";
 
-const LEFT = 74, RIGHT = 12, TOP = 10, PLOT = 230, LANE = 15, AXIS = 20;
-const LANES: [string, string][] = [["out of memory", "OOM"], ["step", "steps"], ["nvtx", "NVTX"], ["cache emptied", "emptied"], ["nccl", "NCCL"], ["finding", "findings"]];
+export const LEFT = 74, RIGHT = 12;
+const TOP = 14, LOW = 264, TALL = 540, LANE = 15, AXIS = 20, MAP = 34;
+/** So many outlines are drawn at most; more are told apart by their colour alone. */
+const MOST_OUTLINES = 60;
+/** What is not selected keeps this much of its colour. */
+const FADED = 0.6;
 
 /** The highest state in a pixel column, or the one that lasts over it; the lowest; from where to where its states are. */
 type Column = [number, number, number, number];
-interface Plotted { key: string; columns: Column[]; top: number }
+/** Where a band is in each column of pixels: column, bottom, top, and so on. */
+type Outline = number[];
+/** `low` and `top`: the bytes at the lower and the upper edge; `whole`: at the upper edge of all of it. */
+interface Plotted { key: string; columns: Column[]; low: number; top: number; whole: number; times: Float64Array; ids: Int32Array; left: number; outlines: Map<number, Outline>; rest: number }
+/** What is at a place of the picture: a block, or what is left of a group. */
+interface Found { block: number; group: number; state: number }
 
 export class Timeline {
   readonly element: HTMLElement;
   readonly picture: Picture;
+  private overview: Picture;
   private readout = h("p", { class: "readout", "aria-live": "polite" });
+  private note = h("p", { class: "note" });
   private legend = h("ul", { class: "legend" });
   private raster = new Raster();
   private shown: Plotted | null = null;
   private listed = "";
-  private hover: number | null = null;
+  private heights: { key: string; of: Float64Array } | null = null;
+  private hover: { x: number; y: number } | null = null;
+  private found: Found | null = null;
   private drag: { from: number; isPan: boolean; window: [number, number] } | null = null;
 
   constructor(private view: View) {
-    this.picture = new Picture(400, "Memory over time. Arrow keys move the cursor, P jumps to the peak, plus and minus zoom.", (context, width) => this.draw(context, width));
-    this.element = h("div", { class: "timeline" }, this.picture.canvas, this.readout, this.legend);
+    this.picture = new Picture(400, "Memory over time. Left and right move the cursor, up and down go through the blocks that are handed out and freed, W and S zoom, A and D move, Enter selects the largest block at the cursor.", (context, width) => this.draw(context, width));
+    this.overview = new Picture(MAP, "", (context, width) => this.drawOverview(context, width));
+    this.overview.canvas.removeAttribute("role");
+    this.overview.canvas.removeAttribute("aria-label");
+    this.overview.canvas.tabIndex = -1;
+    this.overview.canvas.setAttribute("aria-hidden", "true");
+    this.overview.canvas.classList.add("overview");
+    this.element = h("div", { class: "timeline" }, this.picture.canvas, this.overview.canvas, this.readout, this.note, this.legend);
     this.listen();
-  }
-  private get lanes() {
-    return LANES.map(([kind, title]) => [title, this.view.trace.marks.get(kind)?.list ?? []] as const).filter(([, list]) => list.length);
+    this.listenOverview();
   }
   update() {
-    this.picture.height = TOP + PLOT + AXIS + this.lanes.length * LANE + 6;
+    this.picture.height = TOP + this.plot + AXIS + lanes(this.view.trace).length * LANE + 6;
     this.picture.redraw();
+    this.overview.redraw();
     this.describe();
   }
+  /** How high the plot is. */
+  private get plot(): number { return this.view.isTall ? TALL : LOW; }
   private x(at: number, width: number): number {
     const [from, to] = this.view.window;
     return LEFT + ((at - from) / (to - from)) * (width - LEFT - RIGHT);
   }
-  private position(x: number): number {
+  position(x: number): number {
     const [from, to] = this.view.window;
     return from + ((x - LEFT) / (this.picture.width - LEFT - RIGHT)) * (to - from);
   }
@@ -55,72 +78,240 @@ export class Timeline {
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
     const { view } = this, device = view.dev, colour = theme();
-    const bottom = TOP + PLOT;
+    const bottom = TOP + this.plot;
     if (!device || !device.n) {
       context.fillStyle = colour.soft;
       context.fillText("No memory of a device was handed out.", LEFT, TOP + 20);
       return;
     }
-    const plot = width - LEFT - RIGHT, { columns, top } = this.plotted(device, plot, colour), { litBytes } = view;
-    const y = (value: number) => bottom - (value / top) * PLOT;
-    this.axes(context, width, top, y, colour);
+    const plot = width - LEFT - RIGHT, plotted = this.plotted(device, plot, colour), { columns, low, top } = plotted, { litBytes, picked } = view;
+    const y = (value: number) => bottom - ((value - low) / (top - low)) * this.plot;
+    this.axes(context, width, [low, top], y, colour);
+    context.save();
+    context.beginPath();
+    context.rect(LEFT, 0, plot, bottom);
+    context.clip();
     context.imageSmoothingEnabled = false;
-    context.drawImage(this.raster.painted(), LEFT, TOP, this.raster.width / this.picture.ratio, PLOT);
-    if (litBytes) {
+    context.drawImage(this.raster.painted(), LEFT, TOP, this.raster.width / this.picture.ratio, this.plot);
+    const line = (sums: Float64Array) => {
       context.strokeStyle = colour.ink;
       context.lineWidth = 1.5;
       context.beginPath();
-      columns.forEach(([high], x) => { if (high >= 0) context[x ? "lineTo" : "moveTo"](LEFT + x + 0.5, y(litBytes[high])); });
+      columns.forEach(([high], x) => { if (high >= 0) context[x ? "lineTo" : "moveTo"](LEFT + x + 0.5, y(sums[high])); });
       context.stroke();
-    }
+    };
+    if (litBytes) line(litBytes);
+    if (picked?.isWhole && view.drawn === "groups" && !view.isAlone) line(picked.bytes);
+    this.limits(context, width, y, columns, top, colour);
+    for (const outline of plotted.outlines.values()) this.outlined(context, outline, colour.ink, colour.panel);
+    if (this.found && this.found.block >= 0 && !plotted.outlines.has(this.found.block)) this.outlined(context, this.outlineOf(this.found.block, plotted), colour.ink, colour.panel);
+    context.restore();
     this.chosen(context, width, bottom, colour);
     this.drawLanes(context, width, bottom + AXIS, colour);
+    this.remark(device);
+  }
+  /** Strokes a band, dark on pale. */
+  private outlined(context: CanvasRenderingContext2D, outline: Outline, ink: string, panel: string) {
+    if (!outline.length) return;
+    const { ratio } = this.picture;
+    context.beginPath();
+    for (let from = 0; from < outline.length;) {
+      let to = from + 3;
+      while (to < outline.length && outline[to] === outline[to - 3] + 1) to += 3;
+      const x = (at: number) => LEFT + outline[at], [low, high] = [1, 2].map((side) => (at: number) => TOP + outline[at + side] / ratio);
+      context.moveTo(x(from), low(from));
+      for (let at = from; at < to; at += 3) { context.lineTo(x(at), high(at)); context.lineTo(x(at) + 1, high(at)); }
+      for (let at = to - 3; at >= from; at -= 3) { context.lineTo(x(at) + 1, low(at)); context.lineTo(x(at), low(at)); }
+      context.closePath();
+      from = to;
+    }
+    for (const [style, wide] of [[panel, 4], [ink, 1.75]] as const) {
+      context.strokeStyle = style;
+      context.lineWidth = wide;
+      context.stroke();
+    }
+  }
+  /** Where a block is in the picture. */
+  private outlineOf(block: number, { ids, times, low, top }: Plotted): Outline {
+    const { view } = this, { blocks } = view.dev!.rectangles(), outline: Outline = [], scale = (this.plot * this.picture.ratio) / (top - low), tall = this.plot * this.picture.ratio + low * scale;
+    sweep(blocks, ids, times, (column, live, n) => {
+      let base = 0;
+      for (let k = 0; k < n; k++) {
+        if (live[k] === block) { outline.push(column, tall - base * scale, tall - (base + blocks.bytes[block]) * scale); return; }
+        base += blocks.bytes[live[k]];
+      }
+    });
+    return outline;
+  }
+  /** Which holders are drawn: all, those of one group, or the selection. */
+  private get wanted(): (holder: number) => boolean {
+    const { view } = this, series = view.dev!.series(view.by), only = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only);
+    const picked = view.isAlone ? view.picked : null, { holders } = view.trace;
+    return (holder) => (only < 0 || series.groupOf[holder] === only) && (!picked || picked.holders[holder]) && (!view.hidesUnused || !isRest(holders[holder].level));
   }
   /** The areas, as they are until what is looked at changes. */
   private plotted(device: Device, plot: number, colour: ReturnType<typeof theme>): Plotted {
-    const { view } = this, { ratio } = this.picture;
-    const key = [view.reading, view.axis, ...view.window, plot, ratio, view.by, view.only, colour.panel].join();
+    const { view } = this, { ratio } = this.picture, picked = view.picked;
+    const key = [view.reading, view.axis, ...view.window, ...view.rise, plot, this.plot, ratio, view.by, view.only, view.drawn, view.hidesUnused, view.hasLines, view.picking, colour.panel].join();
     if (key === this.shown?.key) return this.shown;
-    const series = device.series(view.by), tints = colours(series.groups.map((group) => group.name)).map(packed), [ink, panel] = [colour.ink, colour.panel].map(packed);
-    const chosen = view.only === null ? -1 : series.groups.findIndex((group) => group.name === view.only), order = chosen >= 0 ? [chosen] : [...series.groups.keys()];
-    const columns: Column[] = [];
+    const { holders } = view.trace, series = device.series(view.by), names = series.groups.map((group) => group.name), tints = colours(names), panel = packed(colour.panel);
+    const wanted = this.wanted, isAll = view.only === null && !view.isAlone && !view.hidesUnused;
+    // Bytes of each group that are drawn, by state.
+    const parts = isAll ? series.bytes : series.groups.map((group) => device.sum((holder) => series.groupOf[holder] === series.groupOf[group.holders[0]] && wanted(holder)));
+    const unused = series.groups.map((group) => group.holders.every((holder) => isRest(holders[holder].level)));
+    const height = (state: number) => { let sum = 0; for (const part of parts) sum += part[state]; return sum; };
+    const columns: Column[] = [], times = new Float64Array(plot).fill(NaN);
     let top = 0;
     for (let x = 0; x < plot; x++) {
-      const column = this.column(LEFT + x);
+      const column = this.column(LEFT + x), [high] = column;
       columns.push(column);
-      const [high] = column;
-      if (high < 0 || this.position(LEFT + x) > view.extent[1]) continue;
-      top = Math.max(top, chosen >= 0 ? series.bytes[chosen][high] : device.total[high]);
+      if (high < 0 || this.position(LEFT + x) > view.extent[1] || this.position(LEFT + x + 1) < view.at(0)) continue;
+      if (!isAll) this.higher(column, parts);
+      times[x] = device.times[column[0]];
+      top = Math.max(top, height(column[0]));
     }
-    top = (top || 1) * 1.06;
-    const raster = this.raster.begin(Math.ceil(plot * ratio), Math.round(PLOT * ratio)), y = (value: number) => (1 - value / top) * PLOT * ratio;
-    for (let x = 0; x < plot; x++) {
-      const [high, low, first, next] = columns[x];
-      if (high < 0 || this.position(LEFT + x + 1) < view.at(0)) continue;
-      const [left, right] = [x * ratio, (x + 1) * ratio];
-      let base = 0;
-      for (const group of order) {
-        const value = series.bytes[group][high];
-        if (value <= 0) continue;
-        const [upper, lower] = [y(base + value), y(base)];
-        // What is lower than half a pixel gives way to what is not.
-        if (Math.round(lower) > Math.round(upper)) raster.fill(left, upper, right, lower, tints[group]);
-        else raster.fill(left, upper, right, lower, tints[group], 0.5);
-        base += value;
+    // What was refused belongs into the picture, as do lines above it that are asked for.
+    const refused = this.refused().filter(({ at }) => at >= view.window[0] && at <= view.window[1] && !view.isAlone);
+    for (const { from, bytes } of refused) if (bytes < top * 3) top = Math.max(top, from + bytes);
+    if (view.hasLines) for (const [, level] of this.levels()) if (level < top * 40) top = Math.max(top, level);
+    const whole = (top || 1) * 1.06, low = whole * view.rise[0];
+    top = whole * view.rise[1];
+    const height_ = Math.round(this.plot * ratio), scale = height_ / (top - low), raster = this.raster.begin(Math.ceil(plot * ratio), height_), tall = height_ + Math.round(low * scale);
+    const map = device.rectangles(), { blocks } = map, hasBlocks = view.drawn === "blocks";
+    const span = [device.times[columns[0]?.[0] ?? 0] ?? 0, device.times[Math.max(0, columns.at(-1)?.[0] ?? 0)] ?? 0] as [number, number];
+    const isShown = Uint8Array.from(holders, (holder, i) => Number(wanted(i) && !isRest(holder.level) && series.groupOf[i] >= 0));
+    const { ids, left } = hasBlocks ? choose(blocks, span, 0.75 / scale, MOST_BANDS, isShown, view.isAlone && picked && !picked.isWhole ? (block) => picked.has(block) : null) : { ids: new Int32Array(0), left: 0 };
+    const faded = (tint: number) => mixed(tint, panel, FADED), isFaded = picked !== null && !view.isAlone;
+    const bands = tints.map((tint) => shades(tint).map(packed)), pale = bands.map((four) => four.map(faded)), edges = tints.map((tint) => mixed(packed(tint), packed("#000000"), 0.3));
+    const few = picked ? ids.filter((id) => picked.has(id)) : null, outlines = new Map<number, Outline>();
+    if (few && few.length <= MOST_OUTLINES) for (const id of few) outlines.set(id, []);
+    const drawnOf = new Float64Array(parts.length), hatch = packed(colour.hatch);
+    let rest = 0;
+    const column = (x: number, live: Int32Array, n: number) => {
+      const [high] = columns[x], [from, to] = [Math.round(x * ratio), Math.round((x + 1) * ratio)];
+      let base = 0, below = tall;
+      drawnOf.fill(0);
+      for (let k = 0; k < n; k++) {
+        const id = live[k], group = series.groupOf[blocks.what[id]];
+        base += blocks.bytes[id];
+        drawnOf[group] += blocks.bytes[id];
+        const upper = tall - Math.round(base * scale);
+        if (upper >= below) continue;
+        const isPicked = picked !== null && picked.has(id), shade = shadeOf(id);
+        raster.column(from, to, upper, below, (isFaded && !isPicked ? pale : bands)[group][shade]);
+        // An edge between bands that have room for one.
+        if (below - upper >= 3 * ratio) raster.column(from, to, upper, upper + 1, isFaded && !isPicked ? faded(edges[group]) : edges[group]);
+        if (isPicked) outlines.get(id)?.push(x, below, upper);
+        below = upper;
       }
-      if (chosen >= 0) continue;
-      if (device.total[low] < device.total[high]) raster.fill(left, y(device.total[high]), right, y(device.total[low]), panel, 0.35);
-      // Where most was in use at another instant of the column than most was held.
-      const from = Math.max(0, first), full = device.fullest.best(from, Math.max(next, from + 1));
-      if (full >= 0 && device.used[full] > device.used[high]) raster.fill(left, y(device.used[full]), right, y(device.used[full]) + ratio, ink, 0.55);
-    }
-    return (this.shown = { key, columns, top });
+      for (let group = 0; group < parts.length; group++) {
+        const value = Math.max(0, parts[group][high] - drawnOf[group]);
+        if (value <= 0) continue;
+        if (hasBlocks && !unused[group]) rest = Math.max(rest, value);
+        base += value;
+        const upper = tall - Math.round(base * scale);
+        if (upper >= below) continue;
+        const isOther = isFaded && !series.groups[group].holders.some((holder) => picked.holders[holder]) || isFaded && hasBlocks;
+        if (unused[group]) raster.hatched(from, to, upper, below, packed(tints[group]), hatch, ratio);
+        else raster.column(from, to, upper, below, isOther ? faded(packed(tints[group])) : hasBlocks ? bands[group][3] : packed(tints[group]));
+        below = upper;
+      }
+    };
+    const none = new Int32Array(0);
+    if (ids.length) sweep(blocks, ids, times, column);
+    else for (let x = 0; x < plot; x++) if (!Number.isNaN(times[x])) column(x, none, 0);
+    // The outline of what was reserved, where the unused part is hidden.
+    return (this.shown = { key, columns, low, top, whole, times, ids, left, outlines, rest });
   }
-  private axes(context: CanvasRenderingContext2D, width: number, top: number, y: (value: number) => number, colour: ReturnType<typeof theme>) {
+  /** Of a part of the groups, the highest state of a column is another one than that of all. Looks at no more than some states. */
+  private higher(column: Column, parts: Float64Array[]) {
+    const [, , from, next] = column, until = Math.max(next, from + 1), every = Math.max(1, Math.floor((until - from) / 64));
+    let best = column[0], most = -1;
+    for (let state = from; state < until; state += every) {
+      let sum = 0;
+      for (const part of parts) sum += part[state];
+      if (sum > most) [best, most] = [state, sum];
+    }
+    column[0] = best;
+  }
+  /** Requests that failed: where on the axis, on how much, and how much was asked for. */
+  private refused(): { at: number; from: number; bytes: number; mark: Mark }[] {
+    const { view } = this, device = view.dev!;
+    return (view.trace.marks.get("out of memory")?.list ?? []).filter((mark) => mark.device < 0 || mark.device === device.head.device).map((mark) => {
+      const state = Math.max(0, device.at(mark.from));
+      return { at: device.place(view.axis, mark.from), from: view.hidesUnused ? device.used[state] : device.total[state], bytes: mark.bytes, mark };
+    });
+  }
+  private get summary(): any {
+    const { view } = this;
+    return view.data.head.summary?.processes?.[view.chapter]?.devices.find((it: any) => it.device === view.dev?.head.device) ?? null;
+  }
+  /** Lines above what was handed out: what they are, and how high. */
+  private levels(): [string, number][] {
+    const { view, summary } = this, device = view.dev!;
+    if (!summary) return [];
+    const levels: [string, number][] = [], context = summary.cuda_context_bytes ?? 0, nvml = Math.max(0, ...(summary.samples ?? []).map((it: any) => it.process_used_bytes ?? 0));
+    if (context) levels.push(["with the CUDA context, at most", (device.total[device.peak] ?? 0) + context]);
+    if (nvml) levels.push(["the driver's figure for the process, at most", nvml]);
+    if (summary.total_bytes) levels.push(["the card", summary.total_bytes]);
+    return levels;
+  }
+  private limits(context: CanvasRenderingContext2D, width: number, y: (value: number) => number, columns: Column[], top: number, colour: ReturnType<typeof theme>) {
+    const { view, summary } = this, device = view.dev!, right = width - RIGHT;
+    const label = (text: string, x: number, at: number, style: string, align: CanvasTextAlign) => {
+      context.textAlign = align;
+      context.textBaseline = "bottom";
+      context.lineWidth = 3;
+      context.strokeStyle = colour.panel;
+      context.strokeText(text, x, at - 2);
+      context.fillStyle = style;
+      context.fillText(text, x, at - 2);
+    };
+    const stroke = (style: string, dash: number[], wide: number, path: () => void) => {
+      context.strokeStyle = style;
+      context.lineWidth = wide;
+      context.setLineDash(dash);
+      context.beginPath();
+      path();
+      context.stroke();
+      context.setLineDash([]);
+    };
+    if (view.hidesUnused && !view.isAlone && view.only === null) {
+      stroke(colour.ink, [], 1, () => {
+        let isOpen = false;
+        columns.forEach(([high], x) => {
+          const at = high < 0 ? -1 : y(device.total[high]);
+          if (at >= TOP) context[isOpen ? "lineTo" : "moveTo"](LEFT + x + 0.5, at);
+          isOpen = at >= TOP;
+        });
+      });
+      if (y(device.total[device.peak]) < TOP) label(`reserved: up to ${bytes(device.total[device.peak])}, above the picture`, LEFT + 6, TOP + 14, colour.soft, "left");
+    }
+    if (view.hasLines && summary) {
+      const total = summary.total_bytes ?? 0, handed = summary.cuda_context_bytes ?? 0;
+      if (handed) {
+        stroke(colour.soft, [5, 3], 1.25, () => columns.forEach(([high], x) => { if (high >= 0) context[x ? "lineTo" : "moveTo"](LEFT + x + 0.5, y(device.total[high] + handed)); }));
+        label(`with the CUDA context (${bytes(handed)})`, right - 4, y(device.total[Math.max(0, columns.at(-1)![0])] + handed), colour.soft, "right");
+      }
+      const samples = (summary.samples ?? []).map((it: any) => [this.x(device.place(view.axis, it.time_ns), width), it.process_used_bytes]).filter(([x]: number[]) => x >= LEFT && x <= right);
+      for (const [x, used] of samples) { context.fillStyle = colour.accent; context.fillRect(x - 3, y(used) - 1, 7, 3); }
+      if (samples.length) label("the driver's figure", Math.min(samples[0][0] + 8, right - 110), y(samples[0][1]) + 6, colour.accent, "left");
+      if (total && total <= top) { stroke(colour.bad, [], 1.5, () => { context.moveTo(LEFT, y(total)); context.lineTo(right, y(total)); }); label(`the card: ${bytes(total)}`, right - 4, y(total) + 15, colour.bad, "right"); }
+    }
+    for (const { at, from, bytes: asked, mark } of view.isAlone ? [] : this.refused()) {
+      const x = this.x(at, width);
+      if (x < LEFT || x > right || !asked) continue;
+      const [low, high] = [y(from), Math.max(TOP, y(from + asked))];
+      stroke(colour.bad, [3, 2], 1.25, () => context.rect(x, high, Math.max(10, Math.min(60, right - x - 1)), low - high));
+      const isLeft = x > width / 2;
+      label(`${bytes(asked)} ${mark.text.includes("failed") ? "refused" : mark.text}`, isLeft ? x - 5 : x + 5, Math.max(TOP + 26, high + 12), colour.bad, isLeft ? "right" : "left");
+    }
+  }
+  private axes(context: CanvasRenderingContext2D, width: number, [low, top]: [number, number], y: (value: number) => number, colour: ReturnType<typeof theme>) {
     const { view } = this;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    for (const at of ticks(0, top, 5, true)) {
+    for (const at of ticks(low, top, 5, true)) {
       context.fillStyle = colour.line;
       context.fillRect(LEFT, Math.round(y(at)), width - LEFT - RIGHT, 1);
       context.fillStyle = colour.soft;
@@ -128,17 +319,21 @@ export class Timeline {
     }
     context.textBaseline = "top";
     context.textAlign = "center";
-    const [from, to] = view.window, marks = ticks(from, to, Math.max(3, Math.floor(width / 130)), false), step = marks.length > 1 ? marks[1] - marks[0] : to - from;
-    for (const at of marks) {
+    let until = 0;
+    for (const [at, text] of axisLabels(view, width)) {
       context.fillStyle = colour.line;
-      context.fillRect(Math.round(this.x(at, width)), TOP + PLOT, 1, 4);
+      context.fillRect(Math.round(this.x(at, width)), TOP + this.plot, 1, 4);
       context.fillStyle = colour.soft;
-      context.fillText(view.axis === "time" ? tickTime(at, step) : "change " + count(Math.round(at)), Math.min(this.x(at, width), width - 34), TOP + PLOT + 6);
+      const half = context.measureText(text).width / 2 + 2;
+      const middle = Math.max(half, Math.min(this.x(at, width), width - half));
+      if (middle - half < until) continue;
+      context.fillText(text, middle, TOP + this.plot + 6);
+      until = middle + half + 6;
     }
   }
   private chosen(context: CanvasRenderingContext2D, width: number, bottom: number, colour: ReturnType<typeof theme>) {
-    const { view } = this, line = (state: number, style: string, label: string, dash: number[]) => {
-      const x = this.x(view.at(state), width);
+    const { view } = this, line = (at: number, style: string, label: string, dash: number[]) => {
+      const x = this.x(at, width);
       if (x < LEFT - 1 || x > width - RIGHT + 1) return;
       context.strokeStyle = style;
       context.lineWidth = 1.5;
@@ -151,17 +346,23 @@ export class Timeline {
       context.textBaseline = "top";
       const wide = context.measureText(label).width + 8, isLeft = x + wide + 4 > width;
       context.fillStyle = style;
-      context.fillRect(isLeft ? x - wide : x, TOP - 2, wide, 14);
+      context.fillRect(isLeft ? x - wide : x, TOP - 14, wide, 14);
       context.fillStyle = colour.panel;
       context.textAlign = "left";
-      context.fillText(label, (isLeft ? x - wide : x) + 4, TOP);
+      context.fillText(label, (isLeft ? x - wide : x) + 4, TOP - 12);
     };
-    if (view.range) {
-      const [from, to] = view.range.map((state) => this.x(view.at(state), width));
+    if (view.span) {
+      const [from, to] = view.span.map((at) => this.x(at, width));
       context.fillStyle = colour.accent;
       context.globalAlpha = 0.14;
-      context.fillRect(Math.max(from, LEFT), TOP, Math.max(1, Math.min(to, width - RIGHT) - Math.max(from, LEFT)), PLOT);
+      context.fillRect(Math.max(from, LEFT), TOP, Math.max(1, Math.min(to, width - RIGHT) - Math.max(from, LEFT)), this.plot);
       context.globalAlpha = 1;
+    }
+    if (view.pick?.kind === "time") {
+      const [from, to] = [view.pick.from, view.pick.to].map((at) => this.x(view.dev!.place(view.axis, at), width));
+      context.strokeStyle = colour.ink;
+      context.lineWidth = 1.5;
+      context.strokeRect(Math.max(from, LEFT), TOP, Math.max(2, Math.min(to, width - RIGHT) - Math.max(from, LEFT)), this.plot);
     }
     for (const oom of view.trace.marks.get("out of memory")?.list ?? []) {
       const x = this.x(this.place(oom.from), width);
@@ -169,71 +370,154 @@ export class Timeline {
       context.fillStyle = colour.bad;
       context.fillRect(x - 0.75, TOP, 1.5, bottom - TOP);
     }
-    if (view.base !== null) line(view.base, colour.soft, "base", [4, 3]);
-    line(view.cursor, colour.ink, view.cursor === view.dev!.peak ? "cursor, at the peak" : "cursor", []);
+    if (view.base !== null) line(view.at(view.base), colour.soft, "base", [4, 3]);
+    line(view.cursorPlace, colour.ink, view.cursor === view.dev!.peak && view.cursorAt === null ? "cursor, at the peak" : "cursor", []);
     if (this.hover !== null) {
       context.fillStyle = colour.soft;
-      context.fillRect(this.hover, TOP, 1, PLOT);
+      context.fillRect(this.hover.x, TOP, 1, this.plot);
     }
   }
   /** Where a time lies on the axis. */
   private place(at: number): number {
-    return this.view.axis === "time" ? at : this.view.at(Math.max(0, this.view.dev!.at(at)));
+    return this.view.dev!.place(this.view.axis, at);
   }
   private drawLanes(context: CanvasRenderingContext2D, width: number, top: number, colour: ReturnType<typeof theme>) {
-    const { view } = this, pattern = view.search.pattern;
-    this.lanes.forEach(([title, list], lane) => {
-      const y = top + lane * LANE;
+    const { view } = this, pattern = view.search.pattern, pick = view.pick?.kind === "time" ? view.pick : null;
+    lanes(view.trace).forEach((row, lane) => {
+      const y = top + lane * LANE, { title, kind, list } = row, [froms, tos] = positions(row, view.dev!, view.axis, view.extent[1]);
       context.fillStyle = colour.soft;
       context.textAlign = "right";
       context.textBaseline = "middle";
       context.fillText(fitted(context, title, LEFT - 10), LEFT - 8, y + LANE / 2);
       context.textAlign = "left";
       let until = -1, isOdd = false;
-      for (const mark of list) {
-        const from = Math.max(LEFT, this.x(this.place(mark.from), width));
-        const to = Math.min(width - RIGHT, this.x(mark.to === null ? view.extent[1] : this.place(mark.to), width));
-        if (to < LEFT || from > width - RIGHT) continue;
+      for (let i = 0; i < list.length; i++) {
+        if (tos[i] < view.window[0] || froms[i] > view.window[1]) continue;
+        const mark = list[i], from = Math.max(LEFT, this.x(froms[i], width)), to = Math.min(width - RIGHT, this.x(tos[i], width));
         isOdd = !isOdd;
-        const isFinding = title === "findings", isBad = title === "OOM" || isFinding || (title === "NCCL" && mark.to === null), isLit = pattern?.test(mark.text);
+        const isFinding = kind === "finding", isBad = kind === "out of memory" || isFinding || (kind === "nccl" && mark.to === null), isLit = pattern?.test(mark.text);
+        const isPicked = pick !== null && pick.from === mark.from && pick.text === mark.text;
         // What is below a pixel and where something is drawn already is not drawn again.
-        if (to - from < 1 && from < until && !isBad && !isLit) continue;
-        const tint = isBad ? colour.bad : isLit ? colour.accent : title === "NCCL" ? "#009e73" : title === "cache emptied" ? "#d55e00" : isOdd ? "#8aa5b8" : "#b4c6d2";
+        if (to - from < 1 && from < until && !isBad && !isLit && !isPicked) continue;
+        const tint = isBad ? colour.bad : isLit ? colour.accent : kind === "nccl" ? "#009e73" : kind === "cache emptied" ? "#d55e00" : isOdd ? "#8aa5b8" : "#b4c6d2";
         context.fillStyle = tint;
         context.fillRect(isFinding ? from - 1.5 : from, y + 2, Math.max(isFinding ? 4 : 1.5, to - from - 0.5), LANE - 4);
+        if (isPicked) { context.strokeStyle = colour.ink; context.lineWidth = 1.5; context.strokeRect(from, y + 1.5, Math.max(3, to - from), LANE - 3); }
         context.fillStyle = isLight(tint.startsWith("#") && tint.length === 7 ? tint : "#888888") ? "#111" : "#fff";
         if (to - from > 30) context.fillText(fitted(context, mark.text, to - from - 6), from + 3, y + LANE / 2 + 0.5);
         until = from + 1;
       }
     });
   }
+  /** All of the time, small; what is seen of it. */
+  private drawOverview(context: CanvasRenderingContext2D, width: number) {
+    const { view } = this, device = view.dev, colour = theme();
+    if (!device?.n) return;
+    const [first, last] = view.extent, plot = width - LEFT - RIGHT, top = device.total[device.peak] || 1, positions = view.positions;
+    context.fillStyle = colour.soft;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    context.fillText("all", LEFT - 8, MAP / 2);
+    context.fillStyle = colour.hatch;
+    const key = [view.reading, view.axis, plot].join();
+    if (this.heights?.key !== key) {
+      const of = Float64Array.from({ length: plot }, (_, x) => {
+        const at = first + (x / plot) * (last - first), from = Math.max(0, upTo(positions, at) - 1), next = upTo(positions, first + ((x + 1) / plot) * (last - first));
+        return positions[from] > at + (last - first) / plot ? 0 : (device.total[device.highest.best(from, Math.max(next, from + 1))] / top) * (MAP - 8);
+      });
+      this.heights = { key, of };
+    }
+    context.beginPath();
+    context.moveTo(LEFT, MAP - 3);
+    this.heights.of.forEach((tall, x) => { context.lineTo(LEFT + x, MAP - 3 - tall); context.lineTo(LEFT + x + 1, MAP - 3 - tall); });
+    context.lineTo(LEFT + plot, MAP - 3);
+    context.fill();
+    const [from, to] = view.window.map((at) => LEFT + ((at - first) / (last - first)) * plot);
+    context.fillStyle = colour.accent;
+    context.globalAlpha = 0.16;
+    context.fillRect(from, 2, Math.max(2, to - from), MAP - 4);
+    context.globalAlpha = 1;
+    context.strokeStyle = colour.accent;
+    context.lineWidth = 1.5;
+    context.strokeRect(from, 2, Math.max(2, to - from), MAP - 4);
+    const cursor = LEFT + ((view.cursorPlace - first) / (last - first)) * plot;
+    context.fillStyle = colour.ink;
+    context.fillRect(cursor, 2, 1, MAP - 4);
+  }
+  /** What is at a place of the picture. */
+  private find(x: number, y: number): Found | null {
+    const { view, shown } = this, device = view.dev, at = Math.floor(x - LEFT);
+    if (!device?.n || !shown || at < 0 || at >= shown.columns.length || y < TOP || y > TOP + this.plot || Number.isNaN(shown.times[at])) return null;
+    const wanted = shown.low + ((TOP + this.plot - y) / this.plot) * (shown.top - shown.low), { blocks } = device.rectangles(), series = device.series(view.by), state = shown.columns[at][0];
+    const drawn = new Float64Array(series.groups.length), is = this.wanted;
+    let base = 0, found: Found | null = null;
+    sweep(blocks, shown.ids, Float64Array.of(shown.times[at]), (_, live, n) => {
+      for (let k = 0; k < n && !found; k++) {
+        base += blocks.bytes[live[k]];
+        drawn[series.groupOf[blocks.what[live[k]]]] += blocks.bytes[live[k]];
+        if (wanted < base) found = { block: live[k], group: series.groupOf[blocks.what[live[k]]], state };
+      }
+    });
+    if (found) return found;
+    for (let group = 0; group < drawn.length; group++) {
+      const isAll = view.only === null && !view.isAlone && !view.hidesUnused, all = isAll ? series.bytes[group][state] : this.heldOf(group, state, is);
+      base += Math.max(0, all - drawn[group]);
+      if (wanted < base) return { block: -1, group, state };
+    }
+    return null;
+  }
+  private heldOf(group: number, state: number, is: (holder: number) => boolean): number {
+    const device = this.view.dev!, series = device.series(this.view.by), held = device.held(state);
+    return series.groups[group].holders.reduce((sum, holder) => sum + (is(holder) ? held.bytes[holder] : 0), 0);
+  }
   private describe() {
-    const { view } = this, device = view.dev;
+    const { view, found } = this, device = view.dev;
     if (!device || !device.n) return;
-    const state = this.hover === null ? view.cursor : Math.max(0, device.at0(view, this.position(this.hover)));
-    const series = device.series(view.by), step = view.trace.marks.get("step")?.list.find((it) => it.from <= device.times[state] && (it.to ?? Infinity) >= device.times[state]);
-    const where = `${this.hover === null ? "Cursor" : "Here"}: ${time(device.times[state])}${step ? ", " + step.text : ""}, change ${count(device.changes[state])} of ${count(device.head.n_changes)}, ${bytes(device.total[state])} held (${((device.total[state] / (device.total[device.peak] || 1)) * 100).toFixed(1)} % of the peak)`;
-    const cut = view.window[0] > view.extent[0] || view.window[1] < view.extent[1] ? " A part of the axis is seen; 0 shows all." : "";
+    const isHere = this.hover !== null, at = isHere ? this.position(this.hover!.x) : view.cursorPlace;
+    const state = isHere ? Math.max(0, device.at0(view, at)) : view.cursor, when = isHere && view.axis === "time" ? Math.round(at) : isHere ? device.times[state] : Math.round(view.cursorTime);
+    const series = device.series(view.by), step = view.trace.marks.get("step")?.list.find((it) => it.from <= when && (it.to ?? Infinity) >= when);
+    const where = `${isHere ? "Here" : "Cursor"}: ${time(when)}${step ? ", " + step.text : ""}, change ${count(device.changes[state])} of ${count(device.head.n_changes)}, ${bytes(device.total[state])} held (${((device.total[state] / (device.total[device.peak] || 1)) * 100).toFixed(1)} % of the peak)`;
     // What is wrong with the job, where this trace shows it, within some pixels.
-    const near = (this.position(4) - this.position(0)), at = this.hover === null ? view.at(view.cursor) : this.position(this.hover);
+    const near = this.position(4) - this.position(0);
     const wrong = view.trace.marks.get("finding")?.list.filter((it) => Math.abs(this.place(it.from) - at) <= near || device.at(it.from) === state).map((it) => ` Here: ${it.text}.`) ?? [];
     const lit = view.lit ? `; the search lights up ${bytes(view.litBytes![state])}` : "";
-    const { whole } = device.head, [from, to] = view.axis === "time" ? view.window : [Infinity, 0];
-    const kept = whole && whole[0] <= from && whole[1] >= Math.min(to, view.trace.head.duration_ns) ? ". All changes of this part are here." : device.head.stretch > 1 ? `. Of every ${count(device.head.stretch)} changes the highest, the lowest, the last state and that with most in use are kept (${count(device.n)} of ${count(device.head.n_changes)}).` : ".";
-    this.readout.textContent = where + lit + kept + cut + [...new Set(wrong)].join("");
-    const tints = colours(series.groups.map((group) => group.name)), listed = [view.reading, view.by, view.only, state, ...tints].join();
+    const block = found ? found.block >= 0 ? `. ${this.blockWords(found.block)}` : `. ${shortSite(series.groups[found.group].name)}${view.drawn === "blocks" && !series.groups[found.group].holders.every((holder) => isRest(view.trace.holders[holder].level)) ? ", smaller blocks together" : ""}` : "";
+    this.readout.textContent = where + lit + block + [...new Set(wrong)].join("");
+    const tints = colours(series.groups.map((group) => group.name)), listed = [view.reading, view.by, view.only, view.picking, state, ...tints].join();
     if (listed === this.listed) return;
     this.listed = listed;
+    const isPicked = (name: string) => view.pick?.kind === "group" && view.pick.by === view.by && view.pick.name === name;
     this.legend.replaceChildren(...series.groups.map((group, i) => {
       const swatch = h("span", { class: "swatch" });
       swatch.style.background = tints[i];
-      const button = h("button", { type: "button", "aria-pressed": view.only === group.name, title: `Show only this; at most ${bytes(group.peak)}`, onclick: () => { view.only = view.only === group.name ? null : group.name; view.changed(); } }, swatch, shortSite(group.name), h("span", { class: "amount" }, bytes(series.bytes[i][state])));
+      const isOthers = group.holders.length > 0 && !group.holders.some((holder) => view.trace.holders[holder][view.by] === group.name);
+      const press = () => { if (isOthers) { view.only = view.only === group.name ? null : group.name; view.changed(); } else view.select(isPicked(group.name) ? null : { kind: "group", by: view.by, name: group.name }); };
+      const button = h("button", { type: "button", "aria-pressed": isPicked(group.name) || view.only === group.name, title: `${isOthers ? "Show only these" : "Select"}; at most ${bytes(group.peak)}`, onclick: press }, swatch, h("span", { class: "label" }, shortSite(group.name)), h("span", { class: "amount" }, bytes(series.bytes[i][state])));
       return h("li", {}, button);
     }));
   }
+  private blockWords(block: number): string {
+    const { view } = this, { blocks } = view.dev!.rectangles(), holder = view.trace.holders[blocks.what[block]];
+    return `${bytes(blocks.bytes[block])} for ${time(Math.round(blocks.to[block] - blocks.from[block]))}: ${holder.role === holder.owner ? holder.owner : `${holder.owner}, ${holder.role}`}, ${shortSite(holder.site)}`;
+  }
+  /** What the picture leaves out. */
+  private remark(device: Device) {
+    const { view, shown } = this, words: string[] = [], { whole } = device.head, [from, to] = view.axis === "time" ? view.window : [Infinity, 0], { tiled } = device.rectangles().tiles;
+    if (shown && view.drawn === "blocks") {
+      words.push(shown.ids.length ? `${count(shown.ids.length)} blocks have a band each` : "no block is as high as a pixel here");
+      const joined = [shown.left ? `${count(shown.left)} smaller blocks of this part` : "", tiled ? `the ${count(tiled)} of the trace that this page only counts` : "", "memory without an address"].filter(Boolean);
+      if (shown.rest >= 1) words.push(`joined by ${view.by === "site" ? "call site" : view.by}, above them: ${joined.join(", and ")}: ${bytes(shown.rest)} at most in one group`);
+    }
+    if (whole && whole[0] <= from && whole[1] >= Math.min(to, view.trace.head.duration_ns)) words.push("all changes of this part are here");
+    else if (device.head.stretch > 1) words.push(`of every ${count(device.head.stretch)} changes the highest, the lowest, the last state and the one with most in use are kept (${count(device.n)} of ${count(device.head.n_changes)})`);
+    if (view.rise[1] - view.rise[0] < 1) words.push("a part of the height is shown");
+    if (view.window[0] > view.extent[0] || view.window[1] < view.extent[1]) words.push("a part of the axis is shown: 0 shows all, F fits");
+    const text = words.join("; ");
+    const told = text ? text[0].toUpperCase() + text.slice(1) + "." : "";
+    if (told !== this.note.textContent) this.note.textContent = told;
+  }
   private listen() {
     const { view } = this, canvas = this.picture.canvas;
-    const state = (x: number) => Math.max(0, view.dev!.at0(view, this.position(x)));
     canvas.addEventListener("pointermove", (event) => {
       if (!view.dev?.n) return;
       if (this.drag?.isPan) {
@@ -241,71 +525,148 @@ export class Timeline {
         view.zoom(this.drag.window[0] - moved, this.drag.window[1] - moved);
         return view.changed();
       }
-      this.hover = event.offsetX < LEFT || event.offsetX > this.picture.width - RIGHT ? null : event.offsetX;
-      if (this.drag && Math.abs(event.offsetX - this.drag.from) > 3) {
-        const [from, to] = [this.drag.from, event.offsetX].sort((a, b) => a - b);
-        view.range = [state(from), state(to)];
-      }
+      this.hover = event.offsetX < LEFT || event.offsetX > this.picture.width - RIGHT ? null : { x: event.offsetX, y: event.offsetY };
+      this.found = this.hover && !this.drag ? this.find(event.offsetX, event.offsetY) : null;
+      canvas.style.cursor = this.found && this.found.block >= 0 || this.laneAt(event.offsetX, event.offsetY) ? "pointer" : "";
+      if (this.drag && Math.abs(event.offsetX - this.drag.from) > 3) view.span = [this.drag.from, event.offsetX].sort((a, b) => a - b).map((x) => this.inside(x)) as [number, number];
       this.picture.redraw();
       this.describe();
     });
-    canvas.addEventListener("pointerleave", () => { this.hover = null; this.update(); });
+    canvas.addEventListener("pointerleave", () => { [this.hover, this.found] = [null, null]; this.update(); });
     canvas.addEventListener("pointerdown", (event) => {
       if (!view.dev?.n || event.button > 1) return;
       canvas.setPointerCapture(event.pointerId);
       this.drag = { from: event.offsetX, isPan: event.shiftKey || event.button === 1, window: view.window };
     });
+    canvas.addEventListener("pointercancel", () => (this.drag = null));
     canvas.addEventListener("pointerup", (event) => {
       const drag = this.drag;
       this.drag = null;
       if (!drag || drag.isPan || !view.dev?.n) return;
-      if (Math.abs(event.offsetX - drag.from) <= 3) {
-        view.range = null;
-        view.cursor = state(event.offsetX);
-        if (view.moment !== "base") view.moment = "cursor";
-      } else {
-        view.moment = "range";
-      }
-      view.changed();
+      if (Math.abs(event.offsetX - drag.from) > 3) { view.moment = "range"; return view.changed(); }
+      this.press(event.offsetX, event.offsetY);
     });
-    canvas.addEventListener("dblclick", () => { view.window = view.extent; view.changed(); });
+    canvas.addEventListener("dblclick", () => { view.window = view.fit ?? view.busy; view.rise = [0, 1]; view.changed(); });
     canvas.addEventListener("wheel", (event) => {
-      if (!view.dev?.n || (!event.ctrlKey && !event.shiftKey && !event.altKey && document.activeElement !== canvas)) return;
+      if (!view.dev?.n) return;
+      const wide = view.window[1] - view.window[0], turned = Math.exp((event.deltaY || event.deltaX) / (event.deltaMode ? 10 : 200));
+      // On the scale of bytes, or with Shift as well: the height.
+      if (event.offsetX < LEFT || ((event.ctrlKey || event.metaKey) && event.shiftKey)) { view.raise(this.heightAt(event.offsetY), turned); view.changed(); }
+      else if (event.ctrlKey || event.metaKey || event.altKey) this.zoomAt(this.position(event.offsetX), turned);
+      else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) this.pan(((event.deltaX || event.deltaY) / this.picture.width) * wide);
+      else return;
       event.preventDefault();
-      this.zoomAt(this.position(event.offsetX), Math.exp((event.deltaY || event.deltaX) / 400));
     }, { passive: false });
     canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+  /** A click: the cursor goes there, and what is there is selected. */
+  private press(x: number, y: number) {
+    const { view } = this, lane = this.laneAt(x, y), found = this.find(x, y), at = this.inside(x), device = view.dev!;
+    view.span = null;
+    if (lane) {
+      view.put(device.at(lane.from) < 0 ? 0 : device.at(lane.from));
+      view.moment = "cursor";
+      return view.select({ kind: "time", from: lane.from, to: lane.to ?? view.trace.head.duration_ns, text: lane.text });
+    }
+    view.put(device.at0(view, at), at);
+    if (view.moment !== "base") view.moment = "cursor";
+    if (!found) return view.isAlone ? view.changed() : view.select(null);
+    const { blocks } = device.rectangles(), group = device.series(view.by).groups[found.group];
+    if (found.block >= 0) return view.select({ kind: "block", from: blocks.from[found.block], addr: blocks.addr[found.block] });
+    if (view.isAlone) return view.changed();
+    return view.select(group.holders.some((holder) => view.trace.holders[holder][view.by] === group.name) ? { kind: "group", by: view.by, name: group.name } : null);
+  }
+  /** The place on the axis below a pixel, inside of the axis. */
+  private inside(x: number): number {
+    const [first, last] = this.view.extent;
+    return Math.min(last, Math.max(first, this.position(Math.min(Math.max(x, LEFT), this.picture.width - RIGHT))));
+  }
+  private laneAt(x: number, y: number): Mark | null {
+    const all: Lane[] = lanes(this.view.trace), lane = all[Math.floor((y - TOP - this.plot - AXIS) / LANE)];
+    if (!lane || y < TOP + this.plot + AXIS || x < LEFT) return null;
+    const at = this.position(x), near = this.position(x + 3) - at;
+    const hit = lane.list.filter((mark) => this.place(mark.from) - near <= at && (mark.to === null ? Infinity : this.place(mark.to)) + near >= at);
+    return hit.sort((a, b) => Math.abs(this.place(a.from) - at) - Math.abs(this.place(b.from) - at))[0] ?? null;
+  }
+  private listenOverview() {
+    const { view } = this, canvas = this.overview.canvas;
+    let isDown = false;
+    const go = (event: PointerEvent) => {
+      const [first, last] = view.extent, [from, to] = view.window, at = first + ((event.offsetX - LEFT) / (this.overview.width - LEFT - RIGHT)) * (last - first);
+      view.zoom(at - (to - from) / 2, at + (to - from) / 2);
+      view.changed();
+    };
+    canvas.addEventListener("pointerdown", (event) => { if (!view.dev?.n) return; isDown = true; canvas.setPointerCapture(event.pointerId); go(event); });
+    canvas.addEventListener("pointermove", (event) => { if (isDown) go(event); });
+    for (const end of ["pointerup", "pointercancel"] as const) canvas.addEventListener(end, () => (isDown = false));
   }
   zoomAt(at: number, factor: number) {
     const { view } = this, [from, to] = view.window;
     view.zoom(at - (at - from) * factor, at + (to - at) * factor);
     view.changed();
   }
+  /** Zooms where the pointer is, otherwise at the cursor, otherwise in the middle. */
+  zoom(factor: number) {
+    const { view } = this, [from, to] = view.window, at = this.hover ? this.position(this.hover.x) : view.dev?.n ? view.cursorPlace : from;
+    this.zoomAt(at >= from && at <= to ? at : (from + to) / 2, factor);
+  }
+  /** The part of the height that a pixel is at. */
+  private heightAt(y: number): number {
+    const [low, high] = this.view.rise;
+    return low + Math.min(1, Math.max(0, (TOP + this.plot - y) / this.plot)) * (high - low);
+  }
+  /** Zooms the height where the pointer is, or in what is selected, or in the middle. */
+  raise(factor: number) {
+    const { view, shown } = this, outline = view.picked && view.picked.block >= 0 && shown ? this.outlineOf(view.picked.block, shown) : [];
+    const middle = outline.length ? shown!.low / shown!.whole + (1 - (outline[1] + outline[2]) / 2 / (this.plot * this.picture.ratio)) * (view.rise[1] - view.rise[0]) : null;
+    view.raise(this.hover ? this.heightAt(this.hover.y) : middle ?? (view.rise[0] + view.rise[1]) / 2, factor);
+    view.changed();
+  }
+  pan(by: number) {
+    const { view } = this, [from, to] = view.window;
+    view.zoom(from + by, to + by);
+    view.changed();
+  }
+  /** Zooms to the part that is chosen, or to the life of what is selected. */
+  zoomToSelection() {
+    const { view } = this, device = view.dev, life = view.picked?.span;
+    if (!device?.n) return;
+    const [from, to] = view.span ?? (life ? life.map((at) => this.place(Math.min(at, view.trace.head.duration_ns))) : view.window), around = view.span ? 0 : Math.max((to - from) / 12, 1e-9);
+    view.zoom(from - around, to + around);
+    view.changed();
+  }
   private key(event: KeyboardEvent) {
     const { view } = this, device = view.dev;
     if (!device?.n || event.ctrlKey || event.metaKey || event.altKey) return;
-    const far = Math.max(1, Math.round(device.n / 50)), step = event.shiftKey ? far : 1;
-    if (event.key === "ArrowRight") this.move(view.cursor + step);
-    else if (event.key === "ArrowLeft") this.move(view.cursor - step);
-    else if (event.key === "Home") this.move(0);
+    if (event.key === "Home") this.move(0);
     else if (event.key === "End") this.move(device.n - 1);
+    else if (event.key === "Enter") this.largest();
     else return;
     event.preventDefault();
+  }
+  /** Selects the largest block at the cursor; pressed again, the next smaller. */
+  private largest() {
+    const { view } = this, device = view.dev!, { blocks } = device.rectangles(), at = device.times[view.cursor], there: number[] = [];
+    for (let i = 0; i < blocks.n && blocks.from[i] <= at; i++) if (blocks.to[i] > at && !isRest(view.trace.holders[blocks.what[i]].level)) there.push(i);
+    there.sort((a, b) => blocks.bytes[b] - blocks.bytes[a] || a - b);
+    const block = there[there.indexOf(view.picked?.block ?? -1) + 1] ?? there[0];
+    if (block !== undefined) view.select({ kind: "block", from: blocks.from[block], addr: blocks.addr[block] });
   }
   /** Moves the cursor, and what is seen with it. */
   move(state: number) {
     const { view } = this;
-    view.cursor = Math.min(Math.max(0, state), view.dev!.n - 1);
+    view.put(state);
     if (view.moment !== "base") view.moment = "cursor";
     const at = view.at(view.cursor), [from, to] = view.window;
     if (at < from || at > to) view.zoom(at - (to - from) / 2, at + (to - from) / 2);
     view.changed();
   }
-  /** The next mark of a kind behind the cursor, or the first. */
-  next(kind: string) {
+  /** The next mark of a kind behind the cursor, or the first; with -1 the one before, or the last. */
+  next(kind: string, by: 1 | -1 = 1) {
     const { view } = this, list: Mark[] = view.trace.marks.get(kind)?.list ?? [];
     if (!list.length || !view.dev?.n) return;
-    const mark = list.find((mark) => view.dev!.at(mark.from) > view.cursor) ?? list[0];
-    this.move(view.dev.at(mark.from));
+    const state = (mark: Mark) => Math.max(0, view.dev!.at(mark.from));
+    const mark = by > 0 ? list.find((mark) => state(mark) > view.cursor) ?? list[0] : list.findLast((mark) => state(mark) < view.cursor) ?? list[list.length - 1];
+    this.move(state(mark));
   }
 }

@@ -97,7 +97,7 @@ export async function states(page, name, figures) {
 /** The whole way without a mouse; the link shows the same again. */
 export async function keys(page, name) {
   await page.evaluate(() => { document.activeElement?.blur(); });
-  for (const key of ["p", "2", "3", "4", "1", "x", "x", "+", "-", "0", "s", "e", "o", "p", "b", "w", "r", "y", "q"]) await page.keyboard.press(key);
+  for (const key of ["p", "2", "3", "4", "5", "1", "g", "g", "u", "u", "j", "j", "l", "l", "x", "x", "x", "w", "d", "a", "s", "+", "-", "0", ".", ",", "e", "o", "p", "ArrowDown", "ArrowUp", "z", "f", "Escape", "b", "m", "i", "t", "h"]) await page.keyboard.press(key);
   const state = await page.evaluate(() => { const { view } = window.gputrace; return { by: view.by, tab: view.tab, moment: view.moment, base: view.base !== null || !view.dev?.n }; });
   check(state.by === "owner" && state.tab === "live" && state.base, `${name}: keys: ${JSON.stringify(state)}`);
   // The address follows a moment later.
@@ -128,7 +128,7 @@ export function rememberClicks() {
 /** In one view: whatever can be clicked is reached by Tab, and its focus is seen. Of very many rows the first are tried. */
 export async function tabs(page, name, view) {
   const n = await page.evaluate(() => {
-    const all = [...document.querySelectorAll("button, select, input, a[href], [tabindex]")].filter((it) => it.tabIndex >= 0 && !it.disabled && it.checkVisibility({ visibilityProperty: true }));
+    const all = [...document.querySelectorAll("button, select, input, summary, a[href], [tabindex]")].filter((it) => it.tabIndex >= 0 && !it.disabled && it.checkVisibility({ visibilityProperty: true }));
     Object.assign(window, { expected: all.slice(0, 120), focused: new Set(), unseen: [] });
     document.addEventListener("focusin", ({ target }) => {
       window.focused.add(target);
@@ -170,24 +170,83 @@ export async function reach(page, name) {
   const line = readFileSync(new URL(program, folder), "utf8").split("\n").findIndex((it) => it.endsWith("# <- fault")) + 1;
   const place = `${program}:${line})`;
   const start = async () => { await page.evaluate(() => { document.activeElement?.blur(); window.gputrace.view.restore(""); window.gputrace.view.changed(); scrollTo(0, 0); }); await rest(page, 60); };
-  const isLit = (panel) => page.locator(`#panel-${panel} tr.lit, #panel-${panel} .lit, #panel-${panel} [data-table=live] tr, #panel-${panel} [data-table=lines] tr`).filter({ hasText: place, visible: true }).count();
+  const isLit = (panel) => page.locator(`#panel-${panel} tr.picked, #panel-${panel} tr.lit, #panel-${panel} .lit, #panel-${panel} [data-table=live] tr, #panel-${panel} [data-table=lines] tr`).filter({ hasText: place, visible: true }).count();
   await start();
   const said = await page.textContent("[data-section=verdict] .site");
   check(said.includes("/" + place), `${name}: the verdict does not name ${place}: ${said}`);
+  // Where the line holds memory, its stack is there without a click.
+  const stack = (await page.$$eval(".pane ol.stack li", (lines) => lines.map((line) => line.textContent))).filter((line) => line.includes(place));
+  if (stack.length) reached.push(`${name} ${place} in the pane at once`);
+  check(stack.length || !(await page.evaluate((place) => { const { view } = window.gputrace; return view.trace.holders.some((holder, i) => view.dev.total[view.cursor] && view.dev.held(view.cursor).bytes[i] > 0 && view.trace.stackOf(holder).some((line) => line.includes(place))); }, place)), `${name}: the page does not open on the stack of ${place}`);
   for (const how of ["clicks", "keys"]) {
     await start();
     let n = 1;
     if (how === "clicks") await page.click("[data-section=verdict] .site button"); else await page.keyboard.press("v");
     await rest(page, 60);
-    const found = await page.textContent("#found");
-    check(/[1-9]\d* of|marks/.test(found), `${name}: nothing is lit up by ${place}`);
+    const found = await page.textContent("#found"), picked = await page.textContent(".pane h2");
+    check(picked.includes(place) || /[1-9]\d* of|marks/.test(found), `${name}: nothing is selected or lit up by ${place}`);
     if (!(await isLit("live"))) {
       n++;
-      if (how === "clicks") await page.click("#tab-tables"); else await page.keyboard.press("y");
+      if (how === "clicks") await page.click("#tab-tables"); else await page.keyboard.press("t");
       await rest(page, 60);
       check(await isLit("tables"), `${name}: after ${n} ${how}, ${place} is not shown`);
     }
     reached.push(`${name} ${place} ${n} ${how}`);
   }
   await page.evaluate(() => { window.gputrace.view.restore(""); window.gputrace.view.changed(); });
+}
+
+/** One block is selected: every view shows it, its stack is whole, and "back" goes back. The bands of each column add up to what was
+ * held. Says how many values were compared. */
+export async function selection(page, name) {
+  let n = 0;
+  const same = (what, is, wanted) => { n++; check(String(is) === String(wanted), `${name}: ${what} is ${is}, and not ${wanted}`); };
+  await page.evaluate(() => { document.activeElement?.blur(); const { view } = window.gputrace; view.restore("#trace=0&by=site&tab=live"); view.changed(); });
+  // The address of this is behind us.
+  await rest(page, 250);
+  const has = await page.evaluate(() => { const { view } = window.gputrace, { blocks } = view.dev?.n ? view.dev.rectangles() : { blocks: { n: 0 } }, at = view.dev?.times[view.cursor]; return Array.from({ length: blocks.n }, (_, i) => i).some((i) => blocks.from[i] <= at && blocks.to[i] > at); });
+  if (!has) return n;
+  await page.focus(".timeline canvas");
+  await page.keyboard.press("Enter");
+  await rest(page, 250);
+  const told = await page.evaluate(() => {
+    const { view } = window.gputrace, { picked, dev } = view, { blocks } = dev.rectangles(), i = picked?.block ?? -1;
+    if (i < 0) return null;
+    const holder = view.trace.holders[blocks.what[i]], there = Array.from({ length: blocks.n }, (_, i) => i).filter((i) => blocks.from[i] <= dev.times[view.cursor] && blocks.to[i] > dev.times[view.cursor]);
+    return { site: holder.site, frames: view.trace.stackOf(holder).reverse(), bytes: blocks.bytes[i], most: Math.max(...there.map((i) => blocks.bytes[i])), hash: location.hash };
+  });
+  if (!told) { check(false, `${name}: Enter selects no block`); return n; }
+  same("the block that Enter selects", told.bytes, told.most);
+  check(told.hash.includes("pick="), `${name}: the link does not have the selection: ${told.hash}`);
+  same("the stack of the selection", JSON.stringify(await page.$$eval(".pane ol.stack li", (lines) => lines.map((line) => line.textContent))), JSON.stringify(told.frames));
+  const picked = await page.$$eval("[data-table=live] tr.picked td:first-child", (cells) => cells.map((cell) => cell.dataset.value));
+  same("the row of the selection", JSON.stringify(picked), JSON.stringify([told.site]));
+  // No group has more in its bands than it held. Of states at one time the last is what was there then.
+  const over = await page.evaluate(() => {
+    const { view, timeline } = window.gputrace, { dev } = view, { blocks } = dev.rectangles(), series = dev.series(view.by), { columns, times, ids } = timeline.shown;
+    let most = 0, n = 0;
+    columns.forEach(([state], x) => {
+      if (Number.isNaN(times[x]) || x % 8 || dev.times[state + 1] === dev.times[state]) return;
+      const drawn = series.groups.map(() => 0);
+      for (const id of ids) if (blocks.from[id] <= times[x] && blocks.to[id] > times[x]) drawn[series.groupOf[blocks.what[id]]] += blocks.bytes[id];
+      drawn.forEach((bytes, group) => { most = Math.max(most, bytes - series.bytes[group][state]); n++; });
+    });
+    return { most, n };
+  });
+  check(over.n > 0 && over.most <= 0, `${name}: bands have ${over.most} bytes more than was held (${over.n} compared)`);
+  // Another block, and back.
+  await page.keyboard.press("Enter");
+  await rest(page, 250);
+  if ((await page.evaluate(() => location.hash)) !== told.hash) {
+    await page.goBack();
+    await rest(page, 250);
+    same("the address after going back", await page.evaluate(() => location.hash), told.hash);
+  }
+  // The arrows go from event to event.
+  await page.keyboard.press("ArrowDown");
+  same("the row of the next event", await page.$$eval(".events li.current", (rows) => rows.length), 1);
+  await page.keyboard.press("Escape");
+  same("the selection after Escape", await page.evaluate(() => window.gputrace.view.pick), null);
+  await rest(page, 150);
+  return n;
 }

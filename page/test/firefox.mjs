@@ -40,7 +40,7 @@ await send("session.subscribe", { events: ["log.entryAdded", "network.beforeRequ
 const { contexts: [{ context }] } = await send("browsingContext.getTree", {});
 await send("browsingContext.setViewport", { context, viewport: { width: 1280, height: 800 } });
 /** Keys that have no letter, as WebDriver writes them. */
-const KEYS = { Escape: "\uE00C", Enter: "\uE007", Tab: "\uE004", ArrowLeft: "\uE012", ArrowRight: "\uE014" };
+const KEYS = { Escape: "\uE00C", Enter: "\uE007", Tab: "\uE004", ArrowLeft: "\uE012", ArrowUp: "\uE013", ArrowRight: "\uE014", ArrowDown: "\uE015" };
 /** Of a page of playwright's what the checks use. */
 const page = {
   keyboard: {

@@ -41,12 +41,12 @@ await page.waitForFunction(() => window.gputrace.view.dev.head.whole);
 const after = await page.evaluate(() => {
   const { view } = window.gputrace, { changes, times, head } = view.dev, [from, to] = head.whole;
   const inside = [...changes].filter((_, i) => times[i] >= from && times[i] <= to);
-  return { n: inside.length, span: inside.at(-1) - inside[0] + 1, peak: view.dev.total[view.dev.peak], change: changes[view.cursor], blocks: head.blocks.n_tiled, readout: document.querySelector(".timeline .readout").textContent };
+  return { n: inside.length, span: inside.at(-1) - inside[0] + 1, peak: view.dev.total[view.dev.peak], change: changes[view.cursor], blocks: head.blocks.n_tiled, readout: document.querySelector(".timeline .note").textContent };
 });
 check(after.n > 1 && after.n === after.span, `of ${after.span} changes of the part ${after.n} are there`);
 check(after.peak === before.peak, `the peak is ${after.peak}, and was ${before.peak}`);
 check(after.change === before.change, `the cursor was at change ${before.change}, and is at ${after.change}`);
-check(/All changes of this part/.test(after.readout), `the page says: ${after.readout}`);
+check(/all changes of this part/i.test(after.readout), `the page says: ${after.readout}`);
 check(!said.length, `the console has: ${said.slice(0, 3).join(" | ")}`);
 const memory = Number(/VmHWM:\s+(\d+)/.exec(readFileSync(`/proc/${server.pid}/status`, "utf8"))[1]);
 console.log(`${before.n} changes, ${before.states} of them in the page; a part of it, with its surroundings, has ${after.n}, after ${Date.now() - begun} ms; the server had at most ${Math.round(memory / 1024)} MiB`);

@@ -2,9 +2,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Data, decoded } from "../src/data";
+import { choose, shadeOf, shades, sweep } from "../src/blocks";
+import { EVENT, eventAt, events } from "../src/events";
+import { rows } from "../src/lanes";
+import { Picked, readPick, written, type Pick } from "../src/pick";
 import { labelled, shape, words } from "../src/curve";
 import { shortFile } from "../src/dom";
-import { boxes, tree, width } from "../src/flame";
+import { boxes, folded, ordered, sandwich, tree, width } from "../src/flame";
 import { address } from "../src/owners";
 import { bytes, count, ticks, time } from "../src/format";
 import { Chapter, Compact } from "../src/model";
@@ -65,7 +69,7 @@ test("addresses lie without holes, in their order", () => {
 function chapter(): Chapter {
   const bytes: number[] = [], index: [number, number][] = [];
   const column = (values: number[]) => { const made = encoded(values); bytes.push(...made); index.push([values.length, made.length]); return index.length - 1; };
-  const rectangles = (addr: number[], sizes: number[], from: number[], time: number[], what: number[]) => ({ addr: column(addr), bytes: column(sizes), from: column(from), time: column(time), what: column(what), whole_at: [], n_tiled: 0, tile_bytes: 1 << 21, tile_columns: 512, tile_addr: column([]), tile_column: column([]), tile_blocks: column([]) });
+  const rectangles = (addr: number[], sizes: number[], from: number[], time: number[], what: number[]) => ({ addr: column(addr), bytes: column(sizes), spare: column(sizes.map(() => 0)), from: column(from), time: column(time), what: column(what), whole_at: [], n_tiled: 0, tile_bytes: 1 << 21, tile_columns: 512, tile_addr: column([]), tile_column: column([]), tile_blocks: column([]) });
   const head: any = {
     origin_ns: 0, duration_ns: 100, report: {}, owners: ["NCCL"], sites: ["x (a.py:1)", "y (b.py:2)"], roles: [["weights", ""]],
     pools: [{ device: 0, id: "(1, 0)", what: "2 graphs", places: ["capture (/job/c.py:3)"] }],
@@ -88,7 +92,7 @@ test("states add up, by any grouping", () => {
   assert.deepEqual([...device.used], [10, 15, 22, 7]);
   assert.equal(device.peak, 2, "of equal totals that with most in use");
   assert.deepEqual([...device.held(2).bytes], [15, 7, 78]);
-  for (const by of ["owner", "role", "site", "pool"] as const) {
+  for (const by of ["owner", "role", "site", "pool", "stream"] as const) {
     const series = device.series(by);
     for (let state = 0; state < 4; state++) assert.equal(series.bytes.reduce((sum, group) => sum + group[state], 0), device.total[state], by);
     assert.equal(series.groups.at(-1)!.holders[0], 2, "what is unused lies on top");
@@ -205,4 +209,75 @@ test("a range of many times the guess leaves the picture, and values are written
 test("an address is hexadecimal digits behind 0x, and nothing else is one", () => {
   assert.equal(address(" 0x7F5c40000200 "), "7f5c40000200");
   for (const other of ["", "7f5c40000200", "0x", "0x7f5c|x", "0x7f5c4000020000000", "x0x7f5c40000200"]) assert.equal(address(other), null, other);
+});
+
+test("bands are the largest blocks that are there, in the order of their births", () => {
+  const n = 400, from = Float64Array.from({ length: n }, () => random(1000)).sort(), to = from.map((at) => at + random(300)), bytes = Float64Array.from({ length: n }, () => 1 + random(64));
+  const blocks = { n, from, to, bytes, addr: bytes, spare: bytes, what: bytes };
+  const isThere = (i: number, first: number, last: number) => from[i] <= last && to[i] >= first;
+  for (const [first, last, least, most] of [[0, 2000, 0, 1000], [200, 400, 20, 1000], [200, 400, 0, 50], [500, 500, 0, 7]]) {
+    const { ids, left } = choose(blocks, [first, last], least, most, new Uint8Array(65).fill(1), (i) => i % 3 > 0);
+    const wanted = Array.from({ length: n }, (_, i) => i).filter((i) => i % 3 > 0 && isThere(i, first, last)), large = wanted.filter((i) => bytes[i] >= least);
+    const kept = large.sort((a, b) => bytes[b] - bytes[a] || a - b).slice(0, most).sort((a, b) => a - b);
+    assert.deepEqual([...ids], kept);
+    assert.equal(left, wanted.length - kept.length, "what is left out is counted");
+    const times = Float64Array.of(first, NaN, (first + last) / 2, last), columns: number[] = [];
+    sweep(blocks, ids, times, (column, live, n) => {
+      columns.push(column);
+      assert.deepEqual([...live.subarray(0, n)], kept.filter((i) => from[i] <= times[column] && to[i] > times[column]), `at ${times[column]}`);
+    });
+    assert.deepEqual(columns, [0, 2, 3]);
+  }
+});
+
+test("a colour has four shades, and a block always the same", () => {
+  assert.deepEqual(shades("#000000"), ["#000000", "#292929", "#000000", "#4d4d4d"]);
+  const seen = new Set(Array.from({ length: 100 }, (_, i) => shadeOf(i)));
+  assert.deepEqual([...seen].sort(), [0, 1, 2, 3]);
+});
+
+test("a selection has its blocks and its holders, and is what its link says", () => {
+  const device = chapter().devices[0], of = (pick: Pick) => new Picked(pick, device);
+  const cases: [Pick, boolean[], number[]][] = [
+    [{ kind: "block", from: 20, addr: 10 }, [true, false, false], [1]], [{ kind: "block", from: 21, addr: 10 }, [false, false, false], []],
+    [{ kind: "group", by: "role", name: "weights" }, [true, false, false], [0, 1]], [{ kind: "line", text: "y (b.py:2)" }, [false, true, false], [2]],
+    [{ kind: "size", bytes: 7 }, [false, true, false], [2]], [{ kind: "segment", from: 5, addr: 0 }, [true, true, false], [0, 1, 2]], [{ kind: "time", from: 15, to: 30, text: "step 1" }, [true, true, false], [1, 2]],
+    [{ kind: "frames", names: ["PyTorch", "main (a.py:9)", "x (a.py:1)"], isInner: false }, [true, false, false], [0, 1]], [{ kind: "frames", names: ["PyTorch", "y (b.py:2)"], isInner: true }, [false, true, false], [2]],
+  ];
+  for (const [pick, holders, blocks] of cases) {
+    const picked = of(pick);
+    assert.deepEqual([picked.holders, picked.list, [0, 1, 2].filter((i) => picked.has(i))], [holders, blocks, blocks], written(pick));
+    assert.deepEqual(readPick(written(pick)), pick);
+  }
+  assert.deepEqual([...of(cases[2][0]).bytes], [10, 15, 15, 0]);
+  for (const wrong of [undefined, "", "{", "[]", '"block"', '{"kind":"block"}', '{"kind":"group","by":"x","name":"y"}', '{"kind":"frames","names":[]}', '{"kind":"size","bytes":"7"}']) assert.equal(readPick(wrong), null, String(wrong));
+});
+
+test("events are in their order: what is freed comes before what is handed out then", () => {
+  const list = events(chapter().devices[0]), name = Object.fromEntries(Object.entries(EVENT).map(([name, kind]) => [kind, name]));
+  assert.deepEqual(Array.from(list.time, (time, i) => [time, name[list.kind[i]], list.of[i]]), [[5, "bought", 0], [5, "bought", 1], [10, "born", 0], [20, "born", 1], [30, "born", 2], [40, "freed", 0], [40, "freed", 1]]);
+  assert.deepEqual([eventAt(list, 4), eventAt(list, 40), eventAt(list, 40, 0), eventAt(list, 35)], [-1, 6, 5, 4]);
+});
+
+test("steps are equally wide, and nothing lies between them", () => {
+  const trace = chapter(), mark = (from: number, to: number | null) => ({ kind: "step", from, to, text: "", device: -1, bytes: 0 });
+  trace.marks.set("step", { list: [mark(20, 30), mark(50, 90)], n: 2 });
+  assert.deepEqual([0, 10, 20, 25, 30, 40, 50, 70, 90, 95, 100].map((at) => trace.stepAt(at)), [-1, -0.5, 0, 0.5, 1, 1, 1, 1.5, 2, 2.5, 3]);
+});
+
+test("ranges that lie in one another have rows of their own", () => {
+  const mark = (from: number, to: number | null) => ({ kind: "nvtx", from, to, text: "", device: -1, bytes: 0 });
+  const shown = rows([mark(0, 100), mark(0, 10), mark(2, 5), mark(10, 20), mark(12, null), mark(100, 110)]).map((row) => row.map(({ from }) => from));
+  assert.deepEqual(shown, [[0, 100], [0, 10], [2, 12]]);
+});
+
+test("callers and callees of a function have its bytes, and in the order of birth all are there once", () => {
+  const trace = chapter(), device = trace.devices[0], groups = device.series("site").groupOf, now = device.held(2).bytes;
+  const { callers, callees } = sandwich(trace, now, null, groups, "main (a.py:9)");
+  assert.deepEqual([callers.bytes, callees.bytes, [...callers.children.keys()], [...callees.children].map(([name, { bytes }]) => [name, bytes])], [22, 22, ["PyTorch"], [["x (a.py:1)", 15], ["y (b.py:2)", 7]]]);
+  assert.equal(sandwich(trace, now, null, groups, "y (b.py:2)").callers.children.get("main (a.py:9)")!.bytes, 7);
+  const list = ordered(trace, [[0, 10], [0, 5], [1, 7], [0, 3]], groups), row = (depth: number) => list.filter((box) => box.depth === depth).map(({ node, from, to }) => [node.name, node.bytes, Math.round(from * 25), Math.round(to * 25)]);
+  assert.deepEqual([row(0), row(1), row(2)], [[["all", 25, 0, 25]], [["PyTorch", 25, 0, 25]], [["main (a.py:9)", 25, 0, 25]]]);
+  assert.deepEqual(row(3), [["x (a.py:1)", 15, 0, 15], ["y (b.py:2)", 7, 15, 22], ["x (a.py:1)", 3, 22, 25]]);
+  assert.equal(folded(trace, now).split("\n")[0], "PyTorch;main (a.py:9);x (a.py:1) 15");
 });

@@ -123,8 +123,20 @@ impl Rectangles {
     }
 
     pub(super) fn begins(&mut self, addr: u64, bytes: Bytes, from: Nanos, what: u32) {
+        self.begins_with(addr, (bytes, bytes), from, what);
+    }
+
+    /// The same, of a block that has a size and a size that the program asked for.
+    pub(super) fn begins_with(
+        &mut self,
+        addr: u64,
+        (bytes, requested): (Bytes, Bytes),
+        from: Nanos,
+        what: u32,
+    ) {
         self.ends(addr, from);
-        let mut it = Rectangle { addr, bytes, from, to: None, what, number: 0 };
+        let spare = u32::try_from(bytes.0.saturating_sub(requested.0)).unwrap_or(u32::MAX);
+        let mut it = Rectangle { addr, bytes, spare, from, to: None, what, number: 0 };
         if let Some(lives) = &mut self.lives {
             if lives.is_due(self.open.len()) {
                 lives.stand(from, self.open.values().map(|it| it.number).collect());
@@ -255,6 +267,7 @@ impl Rectangles {
         RectangleColumns {
             addr: columns.add(self.done.iter().map(|it| it.addr - base)),
             bytes: columns.add(self.done.iter().map(|it| it.bytes.0)),
+            spare: columns.add(self.done.iter().map(|it| u64::from(it.spare))),
             from: columns.add(self.done.iter().map(|it| since(it.from))),
             // 0: to the end.
             time: columns
@@ -277,6 +290,8 @@ impl Rectangles {
 pub(super) struct RectangleColumns {
     addr: ColumnId,
     bytes: ColumnId,
+    /// Bytes that the program did not ask for.
+    spare: ColumnId,
     from: ColumnId,
     time: ColumnId,
     what: ColumnId,

@@ -18,6 +18,8 @@ pub(super) struct Row {
 pub(super) struct Rectangle {
     pub addr: u64,
     pub bytes: Bytes,
+    /// How many of its bytes the program did not ask for; [`u32::MAX`] stands for more.
+    pub spare: u32,
     pub from: Nanos,
     /// None if it is there to the end.
     pub to: Option<Nanos>,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! changes     | 0 .. 8191 | 8192 .. 16383 | ...      each as long as it needs: time, holders, bytes
-//! rectangles  | 0 .. 8191 | 8192 .. 16383 | ...      36 bytes each, in the order in which they begin
+//! rectangles  | 0 .. 8191 | 8192 .. 16383 | ...      40 bytes each, in the order in which they begin
 //! standing    at 0, at 8192 or later, ...            the rectangles that were there when that one began
 //! ```
 //! It lies in a [`Store`], which whoever serves a page provides. What is kept in memory does not grow with the trace, but for
@@ -36,7 +36,7 @@ pub trait Store: Send + Sync {
 /// Changes, or rectangles, that are written at once.
 const PIECE: usize = 8192;
 /// Bytes of a rectangle.
-const WIDTH: usize = 36;
+const WIDTH: usize = 40;
 /// Pieces of rectangles that stay in memory: most have ended before they leave it.
 const RECENT: usize = 8;
 
@@ -293,18 +293,21 @@ fn packed(it: &Rectangle) -> [u8; WIDTH] {
     for (place, word) in packed.chunks_exact_mut(8).zip(words) {
         place.copy_from_slice(&word.to_le_bytes());
     }
-    packed[32..].copy_from_slice(&it.what.to_le_bytes());
+    packed[32..36].copy_from_slice(&it.what.to_le_bytes());
+    packed[36..].copy_from_slice(&it.spare.to_le_bytes());
     packed
 }
 
 fn unpacked(number: u64, packed: &[u8]) -> Rectangle {
     let word = |idx: usize| u64::from_le_bytes(packed[8 * idx..8 * idx + 8].try_into().unwrap_or_default());
+    let half = |at: usize| u32::from_le_bytes(packed[at..at + 4].try_into().unwrap_or_default());
     Rectangle {
         addr: word(0),
         bytes: Bytes(word(1)),
         from: Nanos(word(2)),
         to: Some(word(3)).filter(|to| *to != u64::MAX).map(Nanos),
-        what: u32::from_le_bytes(packed[32..].try_into().unwrap_or_default()),
+        what: half(32),
+        spare: half(36),
         number,
     }
 }

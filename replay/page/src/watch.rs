@@ -325,7 +325,7 @@ impl<'a> Collector<'a> {
                 self.gains(block.device, number, block.bytes);
                 let device = self.device(block.device);
                 device.in_blocks = device.in_blocks.saturating_add(block.bytes.0);
-                device.blocks.begins(*addr, block.bytes, event.time, number);
+                device.blocks.begins_with(*addr, (block.bytes, block.requested), event.time, number);
             }
             Step::BlockFreed(addr, block) => {
                 let Some(number) = self.open.remove(addr) else { return };
