@@ -43,6 +43,44 @@ pub(super) const IDLE: Cause = Cause {
     find: idle,
 };
 
+/// The pool of another library that asked for nothing more in the second half of the run, in words.
+pub(crate) fn in_words(facts: &Facts<'_>) -> Option<(String, &'static str)> {
+    let ledger = &facts.story.ledger;
+    let (first, last) = (ledger.first?, ledger.last);
+    let is_torch = facts.held.is_some_and(|held| held.bytes.0 > 0);
+    let of = |name: &'static str| {
+        ledger.live().filter(move |it| it.device >= 0 && ledger.sites.owner(it.owner).starts_with(name))
+    };
+    let known =
+        USES.iter().map(|(name, use_of)| (*name, *use_of, of(name).map(|it| it.bytes.0).sum::<u64>()));
+    let (name, use_of, held) = known.max_by_key(|(.., held)| *held)?;
+    let asked = of(name).map(|object| object.since).max()?;
+    let most = of(name).max_by_key(|object| object.bytes)?;
+    let is_early = (asked.0 - first.0).saturating_mul(2) < last.0 - first.0;
+    (!is_torch && is_early && held.saturating_mul(5) >= facts.all.0).then(|| {
+        let text = format!(
+            "{name}'s pool took {} until {} (most at {}) and kept it to the end without asking for more: how much of it arrays still use is not recorded",
+            bytes(Bytes(held)),
+            time(facts.story.since_start(asked)),
+            facts.site(most.site)
+        );
+        (text, use_of)
+    })
+}
+
+/// What shows how much of a pool is in use, and gives back the rest.
+const USES: &[(&str, &str)] = &[
+    (
+        "CuPy",
+        "if `cupy.get_default_memory_pool().used_bytes()` is much less, call its `free_all_blocks()` after the work that needed so much",
+    ),
+    (
+        "RMM",
+        "a `maximum_pool_size` or a smaller `initial_pool_size` of `PoolMemoryResource`, if less is in use",
+    ),
+    ("TensorFlow", "`tf.config.experimental.set_memory_growth(gpu, True)`, if less is in use"),
+];
+
 fn idle(facts: &Facts<'_>) -> Option<Case> {
     if facts.failure.is_some() {
         return None;
