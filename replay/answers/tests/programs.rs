@@ -19,6 +19,8 @@ mod healthy;
 mod ill;
 #[path = "programs/job.rs"]
 mod job;
+#[path = "programs/later.rs"]
+mod later;
 
 use job::Job;
 
@@ -78,7 +80,7 @@ fn screen(scene: fn(&mut Job)) -> Screen {
 #[test]
 fn the_first_screen_names_cause_and_line_of_each_ill_program() {
     let mut wrong = vec![];
-    for case in ill::CASES {
+    for case in ill::CASES.iter().chain(later::ILL) {
         let found = screen(case.scene);
         let is_right = case.causes.contains(&found.cause.as_str())
             && case.lines.iter().any(|line| found.site.contains(line));
@@ -97,13 +99,16 @@ fn the_first_screen_names_cause_and_line_of_each_ill_program() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
-    assert!(ill::CASES.len() >= 20 && ill::CASES.iter().all(|case| case.thread.starts_with("https://")));
+    assert!(
+        ill::CASES.len() >= 20
+            && ill::CASES.iter().chain(later::ILL).all(|case| case.thread.starts_with("https://"))
+    );
 }
 
 #[test]
 fn no_healthy_program_is_called_ill() {
     let mut wrong = vec![];
-    for case in healthy::CASES {
+    for case in healthy::CASES.iter().chain(later::HEALTHY) {
         let found = screen(case.scene);
         println!("{} | {}", case.name, found.text.lines().next().unwrap_or_default());
         if found.kind != "nothing_wrong" {
@@ -128,7 +133,8 @@ fn what_the_peak_is_without_a_part_is_that_of_the_same_requests_without_its_bloc
 #[test]
 fn every_case_has_a_name_of_its_own() {
     let mut names: HashMap<&str, u32> = HashMap::new();
-    let all = ill::CASES.iter().map(|case| case.name).chain(healthy::CASES.iter().map(|case| case.name));
+    let ill = ill::CASES.iter().chain(later::ILL).map(|case| case.name);
+    let all = ill.chain(healthy::CASES.iter().chain(later::HEALTHY).map(|case| case.name));
     all.for_each(|name| *names.entry(name).or_default() += 1);
     assert!(names.values().all(|n| *n == 1), "{names:?}");
 }

@@ -149,7 +149,8 @@ impl<'a> Facts<'a> {
         let site = ledger.live().find(|object| object.kind == MemoryKind::Imported);
         let site =
             site.map_or_else(String::new, |object| format!(" at {}", ledger.sites.site_name(object.site)));
-        Some(format!("process {} opened {n}{site}", story.process.pid))
+        let closed = n_calls(story, "IpcCloseMemHandle");
+        Some(format!("process {} opened {n} and closed {closed}{site}", story.process.pid))
     }
 
     /// What was held at the moment, line by line.

@@ -121,7 +121,7 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |facts, grown| {
             grown.account() == Some(Account::Blocks)
-                && grown.has(Sign::Backward)
+                && (grown.has(Sign::Backward) || is_computed(grown))
                 && facts.all_grown().any(|it| it.has(Sign::Grad))
         },
         why: "`autograd.grad` made it, and its graph keeps the forward pass",

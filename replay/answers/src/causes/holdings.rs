@@ -403,7 +403,7 @@ pub(super) fn cases(facts: &Facts<'_>) -> Vec<(&'static Cause, Kind, Case)> {
     for holding in &held.holdings {
         let remedy = REMEDIES.iter().find(|remedy| {
             remedy.purpose == holding.purpose
-                && saved(held, holding).0.saturating_mul(remedy.least) >= held.bytes.0
+                && saved(facts, held, holding).0.saturating_mul(remedy.least) >= held.bytes.0
                 && facts.is_much(holding.bytes)
                 && (remedy.is)(facts, held, holding)
         });
@@ -425,7 +425,10 @@ fn without(held: &HeldAt, holding: &Holding) -> Bytes {
 }
 
 /// What the peak would be lower by; when a request failed, all of it would have been free.
-fn saved(held: &HeldAt, holding: &Holding) -> Bytes {
+fn saved(facts: &Facts<'_>, held: &HeldAt, holding: &Holding) -> Bytes {
+    if facts.failure.is_some() {
+        return holding.bytes;
+    }
     let without = without(held, holding);
     // Without `foreach`, temporaries are made for one parameter after the other.
     let is_made_anyway = holding.purpose == Purpose::OptimizerTemporaries;
@@ -438,10 +441,7 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         Some(_) => (bytes(held.bytes), " in use then"),
         None => (format!("the peak of {}", bytes(held.bytes)), ""),
     };
-    let saved = match facts.failure {
-        Some(_) => holding.bytes,
-        None => saved(held, holding),
-    };
+    let saved = saved(facts, held, holding);
     // Of these, a part is still made: one at a time, or in pieces.
     let is_part = matches!(
         holding.purpose,

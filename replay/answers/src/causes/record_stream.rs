@@ -51,7 +51,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         sure: "certain: PyTorch completed these frees only after events of other streams".into(),
         fix: Fix::words(
             "keep a few buffers and reuse them after an event of the other stream, instead of `record_stream`; or let the CPU run less far ahead \
-             (`event.synchronize()` every few layers; FSDP: `limit_all_gathers=True`)",
+             (`event.synchronize()` every few layers; FSDP: `limit_all_gathers=True`; NCCL: \
+             `TORCH_NCCL_AVOID_RECORD_STREAMS=1`)",
             "",
         ),
         verb: "report --all",
