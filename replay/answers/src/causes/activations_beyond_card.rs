@@ -72,12 +72,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         return None;
     }
     // With another setting it would have gone well.
-    let is_wasted = facts.stream_of(held.device).and_then(|stream| {
-        let (_, best) = facts.found.remedy(held.device, stream).ok()?;
-        let total = error.device?.1;
-        Some(best?.peak_reserved.0.saturating_mul(10) < total.0.saturating_mul(9))
-    });
-    if is_wasted == Some(true) {
+    if facts.fits_with_setting() {
         return None;
     }
     let input = match is_larger {

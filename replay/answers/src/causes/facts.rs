@@ -149,8 +149,17 @@ impl<'a> Facts<'a> {
         let site = ledger.live().find(|object| object.kind == MemoryKind::Imported);
         let site =
             site.map_or_else(String::new, |object| format!(" at {}", ledger.sites.site_name(object.site)));
-        let closed = n_calls(story, "IpcCloseMemHandle");
-        Some(format!("process {} opened {n} and closed {closed}{site}", story.process.pid))
+        Some(format!("process {} opened {n}{site}", story.process.pid))
+    }
+
+    /// Whether a setting of the allocator serves what PyTorch asked for, with a tenth of the device to spare.
+    pub(super) fn fits_with_setting(&self) -> bool {
+        let Some(Failure::Torch(ordinal, error)) = self.failure else { return false };
+        let fits = self.stream_of(ordinal).and_then(|stream| {
+            let (_, best) = self.found.remedy(ordinal, stream).ok()?;
+            Some(best?.peak_reserved.0.saturating_mul(10) < error.device?.1.0.saturating_mul(9))
+        });
+        fits == Some(true)
     }
 
     /// What was held at the moment, line by line.

@@ -261,7 +261,9 @@ const REMEDIES: &[Remedy] = &[
                 let is_new = it.then.is_some_and(|then| {
                     then.0.saturating_mul(4) <= it.bytes.0 && it.bytes.0.saturating_sub(then.0) >= asked.0
                 });
-                facts.growing().is_empty() && (is_much || is_new || it.site == error.site)
+                facts.growing().is_empty()
+                    && (is_much || is_new || it.site == error.site)
+                    && !facts.fits_with_setting()
             }
             Some(Failure::Refused(_) | Failure::Jax(..)) | None => false,
         },
