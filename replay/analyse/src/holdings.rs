@@ -29,6 +29,9 @@ const LEAST_WEIGHT: u64 = 1 << 16;
 const LEAST_SIZES: usize = 2;
 /// Lines inside of a model that a loop keeps blocks of: then it is the graph that keeps them, not a list of results.
 const LINES_OF_GRAPH: usize = 3;
+/// Blocks that layers of one call left, at least, and the part of all that they made which is still there: so many of five.
+const LEAST_OF_CALL: usize = 8;
+const MOST_OF_CALL: usize = 3;
 /// Turns of a loop of which blocks are held together.
 const LEAST_TURNS: u64 = 4;
 /// As many sets of the weights may one line have made.
@@ -69,6 +72,8 @@ pub enum Purpose {
     GraphUnused,
     /// What the steps of a loop keep although their backward passes are over.
     GraphRetained,
+    /// Most of what the layers of a model made in one call, held together although no backward pass follows.
+    GraphOfCall,
     /// Keys and values.
     Cache,
     /// Workspaces of libraries.
@@ -363,11 +368,18 @@ impl Maker<'_> {
         // Of a request that failed, it is not known what would have come next; without any backward pass, it is.
         let is_cut = self.known.ledger.refusals.iter().any(|it| it.is_final && it.time == held.time)
             || failed_at(self.known.ledger, self.device, held.time).is_some();
+        let is_failed = is_cut;
         let is_cut = is_cut && self.roles.passes.get(&self.device).is_some_and(|passes| !passes.is_empty());
         let loops = match is_cut {
             true => loops,
             false => Loops { by_stack: self.uses_of_graphs(loops.by_stack, moment, is_held), ..loops },
         };
+        let mut loops = loops;
+        if !is_failed {
+            for stack in self.graph_of_call(moment, is_held) {
+                loops.by_stack.entry(stack).or_insert(Purpose::GraphOfCall);
+            }
+        }
         let mut functions: Interned<(String, String)> = Interned::default();
         let mut of_sites: FxHashMap<SiteId, u32> = FxHashMap::default();
         for (idx, life) in self.own() {
@@ -597,6 +609,39 @@ impl Maker<'_> {
         };
         let looped = by_caller.into_values().filter(is_looped).flatten();
         looped.map(|(_, stack, _)| stack).collect()
+    }
+
+    /// Stacks of the blocks that the layers of a model made last, as far back as most of these are still there. Without gradients, a layer's
+    /// output goes when the next is there; nothing is found where a backward pass follows that needs them.
+    fn graph_of_call(&self, moment: u32, is_held: &impl Fn(&Life) -> bool) -> FxHashSet<StackId> {
+        let passes = self.roles.passes.get(&self.device).map_or(&[][..], Vec::as_slice);
+        let next = passes.iter().find(|(_, end)| *end >= moment).map_or(NEVER, |(start, _)| *start);
+        let is_made = |(idx, life): &(usize, &Life)| {
+            let signs = self.signs[*idx];
+            let is_lasting =
+                matches!(self.role(*idx), Some(Role::KvCache | Role::Parameters | Role::Weights));
+            let is_other = [Sign::Backward, Sign::Optimizer, Sign::Model, Sign::Workspace];
+            signs.has(Sign::Forward)
+                && !is_other.into_iter().any(|sign| signs.has(sign))
+                && !is_lasting
+                && life.born <= moment
+                && life.requested.0 >= LEAST_WEIGHT
+        };
+        let made: Vec<&Life> = self.own().filter(is_made).map(|(_, life)| life).collect();
+        let (mut held, mut most) = (vec![], 0);
+        for (n, life) in (1..).zip(made.iter().rev()) {
+            if is_held(life) {
+                if life.died == NEVER || life.died > next {
+                    return FxHashSet::default();
+                }
+                held.push(life.stack);
+                if held.len() * 5 >= n * MOST_OF_CALL {
+                    most = held.len();
+                }
+            }
+        }
+        held.truncate(if most >= LEAST_OF_CALL { most } else { 0 });
+        held.into_iter().collect()
     }
 
     /// What the backward passes show of the graphs that loops keep.

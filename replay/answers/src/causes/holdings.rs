@@ -156,6 +156,25 @@ const REMEDIES: &[Remedy] = &[
               turn, else `.item()` or `.detach().cpu()` of that",
     },
     Remedy {
+        purpose: Purpose::GraphOfCall,
+        cause: cause(
+            "activations kept for a backward pass that does not come",
+            "three fifths of what the layers of a model made, eight blocks at least, held together before all go without a backward pass",
+            "calls without gradients, where a layer's output goes when the next is there",
+        ),
+        at_peak: Kind::Spare,
+        least: 3,
+        is: |_, _, _| true,
+        what: |it| {
+            format!(
+                "most of what the layers of a model made in one call ({} blocks), and no backward pass needs it",
+                count(it.blocks)
+            )
+        },
+        sure: "likely: without gradients, the output of a layer goes when the next is there",
+        fix: "call the model under `torch.inference_mode()` or `torch.no_grad()`",
+    },
+    Remedy {
         purpose: Purpose::GraphOfLoop,
         cause: cause("one graph for a whole loop", GRAPH_NEEDS, "results alone, which are fewer"),
         at_peak: Kind::Spare,
@@ -451,6 +470,7 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
             | Purpose::GraphOfLoop
             | Purpose::GraphUnused
             | Purpose::GraphRetained
+            | Purpose::GraphOfCall
             | Purpose::Activations
             | Purpose::Temporaries
             | Purpose::Data
@@ -479,6 +499,12 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
     }
 }
 
+/// Whether roles say of half of it that a backward pass needs it.
+fn is_awaited(facts: &Facts<'_>, it: &Holding) -> bool {
+    let awaited = facts.holders().filter(|holder| facts.role(holder) == "activations");
+    awaited.map(|holder| holder.bytes.0).sum::<u64>().saturating_mul(2) >= it.bytes.0
+}
+
 /// What a program needs most of, and how people need less of it.
 pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
     let held = facts.held.filter(|held| held.bytes.0 > 0)?;
@@ -490,7 +516,7 @@ pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
         Purpose::Weights => ("weights", "a smaller type, or sharding (FSDP, ZeRO)"),
         Purpose::Gradients => ("gradients", "a smaller type, or sharding (FSDP, ZeRO)"),
         Purpose::State => ("state of the optimizer", "an 8-bit or sharded optimizer (FSDP, ZeRO)"),
-        Purpose::Activations if most.work_between >= most.blocks && held.evaluated.0 > 0 => {
+        Purpose::Activations if !is_awaited(facts, most) => {
             ("what a model made and the program keeps", "fewer of these on the GPU")
         }
         Purpose::Activations => {
@@ -510,6 +536,7 @@ pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
         | Purpose::GraphOfLoop
         | Purpose::GraphUnused
         | Purpose::GraphRetained
+        | Purpose::GraphOfCall
         | Purpose::Workspaces
         | Purpose::Buckets
         | Purpose::Before

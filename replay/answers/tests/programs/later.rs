@@ -20,8 +20,8 @@ fn one_line(job: &mut Job, at: &str, kept: &mut Vec<Block>) {
         )
     };
     for layer in 1..=6_u64 {
-        kept.push(job.put(layer * MIB, &line("Conv2d._conv_forward", "conv")));
-        kept.push(job.put(layer * MIB, &line("ReLU.forward", "activation")));
+        kept.push(job.put((2 * layer + 1) * MIB, &line("Conv2d._conv_forward", "conv")));
+        kept.push(job.put((2 * layer + 1) * MIB, &line("ReLU.forward", "activation")));
     }
 }
 
@@ -72,6 +72,21 @@ pub(crate) const ILL: &[Ill] = &[
                     kept.extend(job.forward(&net, "Wrapper.validation_step@/job/wrapper.py:25,Wrapper.fit@/job/wrapper.py:41,main@/job/run.py:21"));
                     job.free(batch);
                 }
+                job.free_all(&mut kept);
+            }
+        },
+    },
+    Ill {
+        name: "a_request_with_gradients",
+        thread: "https://github.com/serend1p1ty/SeqNet/pull/14",
+        truth: "each request runs the model with gradients on, and nothing goes backward",
+        causes: &["activations kept for a backward pass that does not come"],
+        lines: &["net.py:29"],
+        scene: |job| {
+            job.net("/job/net.py", MAKE, &sizes(1), 2 * MIB);
+            for _ in 0..30 {
+                let mut kept = vec![];
+                one_line(job, "answer@/job/serve.py:12,main@/job/run.py:20", &mut kept);
                 job.free_all(&mut kept);
             }
         },
@@ -460,6 +475,23 @@ pub(crate) const HEALTHY: &[Healthy] = &[
             }
         },
     },
+    // Without gradients, the encoder's outputs wait for the decoder: one of three that its layers make.
+    Healthy {
+        name: "h_skip_connections",
+        scene: |job| {
+            let net = job.net("/job/net.py", MAKE, &sizes(1), 6 * MIB);
+            for _ in 0..20 {
+                let mut skips = vec![];
+                for layer in 0..9_usize {
+                    let blocks = [0, 1, 2].map(|_| job.layer(&net, layer, 6 * MIB, "segment@/job/run.py:30"));
+                    job.free(blocks[0]);
+                    job.free(blocks[1]);
+                    skips.push(blocks[2]);
+                }
+                job.free_all(&mut skips);
+            }
+        },
+    },
     // A detector's outputs of a picture are moved to the CPU before the next.
     Healthy {
         name: "h_one_picture_at_a_time",
@@ -467,10 +499,9 @@ pub(crate) const HEALTHY: &[Healthy] = &[
             let net = job.net("/job/net.py", MAKE, &sizes(1), 5 * MIB);
             for _ in 0..40 {
                 let batch = job.put(3 * MIB, "pictures@/job/detect.py:9,main@/job/run.py:20");
-                let mut out = vec![];
-                one_line(job, "detect@/job/detect.py:20,main@/job/run.py:20", &mut out);
-                job.free_all(&mut out);
+                let out = job.infer(&net, "detect@/job/detect.py:20,main@/job/run.py:20");
                 job.free(batch);
+                job.free(out);
             }
             let out = job.infer(&net, "detect@/job/detect.py:30,main@/job/run.py:20");
             job.free(out);
