@@ -415,7 +415,13 @@ impl Maker<'_> {
             Some(((*purpose, *path), paths.values.get(*path as usize)?.clone()))
         };
         let collected = ((Purpose::Collected, 0), loops.looped_at.clone());
-        let called = copies.iter().filter_map(called).chain([collected]).collect();
+        let gradients =
+            self.own().find(|(idx, life)| is_held(life) && self.role(*idx) == Some(Role::Gradients));
+        let backward =
+            gradients.and_then(|(_, life)| self.known.definitions.stack(life.stack)?.backward.as_ref());
+        let backward =
+            backward.map(|it| ((Purpose::Gradients, 0), own_path(self.known.definitions, it.caller)));
+        let called = copies.iter().filter_map(called).chain([collected]).chain(backward).collect();
         (keys.values, of_lives, called)
     }
 

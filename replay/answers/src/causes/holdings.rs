@@ -486,6 +486,9 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
     let holder = facts.holders().find(|holder| holder.site == holding.site);
     let site = match (holding.purpose, holding.called.split_once(", called from ")) {
         (Purpose::Collected, _) => format!("{}, collected by {}", facts.site(holding.site), holding.called),
+        (Purpose::Gradients, _) if !holding.called.is_empty() => {
+            format!("{}, by the backward pass of {}", facts.site(holding.site), holding.called)
+        }
         (_, Some((_, callers))) => format!("{}, called from {callers}", facts.site(holding.site)),
         (_, None) => called_at(&facts.site(holding.site), holder),
     };
