@@ -8,7 +8,7 @@ use gputrace_analyse::categories::Categories;
 use gputrace_analyse::growth::Growth;
 use gputrace_analyse::story::Story;
 use gputrace_answers::postmortem::Postmortem;
-use gputrace_answers::verdict::verdict;
+use gputrace_answers::verdict::{verdict, verdict_beside};
 use gputrace_report::model::{Item, Value};
 use gputrace_trace::scene::recording;
 use gputrace_trace::source::Source;
@@ -128,6 +128,36 @@ fn what_the_peak_is_without_a_part_is_that_of_the_same_requests_without_its_bloc
     let mib = |bytes: u64| format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20));
     let said = format!("the same requests without them peak at {}", mib(job.peak));
     assert!(found.text.contains(&said), "{said}\n{}", found.text);
+}
+
+#[test]
+fn loader_workers_that_hold_a_context_and_nothing_else_are_named() {
+    let mut job = Job::default();
+    let mut net = job.net("/job/net.py", "main@/job/run.py:12", &job::sizes(1), 4 * job::MIB);
+    (0..12).for_each(|_| job.step(&mut net, "/job/train.py", 30));
+    let source = Source::of("job/train.gtr", recording(&job.scene));
+    let said = |worker: &str| {
+        let mut growth = Growth::default();
+        let story = Story::with_lifetimes_and(&source, &Categories::default(), &mut growth);
+        let found = Postmortem::of_story(story, &source, &growth);
+        let workers: Vec<Story> = ["job/train.11.gtr", "job/train.12.gtr"]
+            .map(|path| Story::of_source(&Source::of(path, recording(worker))))
+            .into();
+        let verdict = verdict_beside(&found, &source, &workers);
+        (verdict.kind, verdict.cause, format!("{:?}", verdict.section.items))
+    };
+    let context = "PrimaryRetain device=0 handle=7 by=init_worker@/job/data.py:26
+         sample used=518M";
+    let (kind, cause, text) = said(context);
+    assert_eq!(
+        (kind, cause.as_str()),
+        ("kept", "contexts of child processes that allocate nothing"),
+        "{text}"
+    );
+    assert!(text.contains("1.01 GiB in all") && text.contains("data.py:26"), "{text}");
+    // One that uses the GPU is none of them.
+    let (kind, _, text) = said(&format!("{context}\nAlloc addr=a bytes=1M by=libcudart.so"));
+    assert_eq!(kind, "nothing_wrong", "{text}");
 }
 
 #[test]

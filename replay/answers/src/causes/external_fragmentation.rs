@@ -32,7 +32,7 @@ pub(super) const CAUSE: Cause = Cause {
 pub(super) const WITH_ROOM: Cause = Cause {
     name: "external fragmentation, with room on the card",
     kind: Kind::Spare,
-    needs: "segments that were bought although as much was unused, to the end of the run, on a card of which that is less than a sixteenth",
+    needs: "segments that were bought although as much was unused, to the end of the run, on a card of which that is less than a sixteenth, and less than was in use",
     against: "a reserve that stopped growing",
     find: |facts| find(facts).filter(|(_, has_room)| *has_room).map(|(case, _)| case),
 };
@@ -65,7 +65,8 @@ fn find(facts: &Facts<'_>) -> Option<(Case, bool)> {
         Some((fix, sure)) => (Some(fix), sure),
         None => (None, "certain: PyTorch's own totals".to_owned()),
     };
-    let has_room = has_room(facts, ordinal, unused);
+    // As much again as is in use is a fault, whatever the card.
+    let has_room = has_room(facts, ordinal, unused) && unused <= torch.allocated.peak.0;
     let case = Case {
         what: format!(
             "{}: PyTorch reserved up to {} for at most {} in use",
