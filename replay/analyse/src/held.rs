@@ -34,6 +34,8 @@ pub struct HeldAt {
     pub holdings: Vec<Holding>,
     /// What was asked for by one stack again and again and was held together, most first.
     pub piles: Vec<Pile>,
+    /// What models had made as they ran and gave back before a backward pass began, if none waited for more: of failures and peaks.
+    pub evaluated: Bytes,
 }
 
 /// What one line held for one purpose.
@@ -106,6 +108,8 @@ signs! {
     Function,
     /// In a function, a class or a file of attention, or beside a softmax.
     Attention,
+    /// In a backward pass that `torch.autograd.grad` began.
+    Grad,
 }
 
 /// Several of these.
@@ -164,8 +168,15 @@ impl Signs {
         let is_native_engine = stack.frames.iter().filter_map(|frame| definitions.frame(*frame)).any(
             |frame| matches!(frame, Frame::Native { function, .. } if function.contains("torch::autograd::Engine::")),
         );
+        let caller = stack.backward.as_ref().and_then(|backward| definitions.stack(backward.caller));
+        let is_grad = caller.is_some_and(|caller| {
+            python_lines(definitions, caller).any(|(function, file, _)| {
+                last(function) == "grad" && file.ends_with("/torch/autograd/__init__.py")
+            })
+        });
         let facts = roles::places(definitions, id);
         Signs::default()
+            .with(Sign::Grad, is_grad)
             .with(Sign::Load, is_load)
             .with(Sign::Foreach, is_foreach)
             .with(Sign::Hook, is_hook)
@@ -261,13 +272,14 @@ impl HeldAt {
         }
         holders.sort_by_key(|holder| (Reverse(holder.bytes), holder.site, holder.role, holder.signs));
         let piles = piles::of(lives, roles, definitions, device, Bytes(bytes), &is_held);
-        HeldAt { device, time, bytes: Bytes(bytes), holders, holdings: vec![], piles }
+        HeldAt { device, time, bytes: Bytes(bytes), holders, piles, ..HeldAt::default() }
     }
 
     /// The same, taken apart.
     pub(crate) fn taken_apart(mut self, known: Known<'_>, is_held: impl Fn(&Life) -> bool) -> HeldAt {
         let partition = Partition::of(known, &self, &is_held);
-        self.holdings = partition.holdings(&is_held);
+        self.holdings = partition.holdings(known, &self, &is_held);
+        self.evaluated = partition.evaluated(known, &is_held);
         self
     }
 

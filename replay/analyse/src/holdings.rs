@@ -12,14 +12,14 @@ use gputrace_sim::stacks::python_package;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::held::{HeldAt, Known, Sign, Signs};
-use crate::lives::{Life, Lives};
+use crate::lives::{Life, Lives, NEVER};
 use crate::piles::{Course, Pile};
 use crate::roles::{Role, Roles};
 use gputrace_trace::Definitions;
 use gputrace_trace::backward::python_lines;
 use gputrace_trace::by_stack::ByStack;
 use gputrace_trace::interned::Interned;
-use gputrace_trace::ledger::SiteId;
+use gputrace_trace::ledger::{Ledger, SiteId, TorchOom};
 
 /// Holdings of which it is computed what the peak would be without them.
 const MOST_TRIED: usize = 24;
@@ -29,8 +29,13 @@ const LEAST_WEIGHT: u64 = 1 << 16;
 const LEAST_SIZES: usize = 2;
 /// Lines inside of a model that a loop keeps blocks of: then it is the graph that keeps them, not a list of results.
 const LINES_OF_GRAPH: usize = 3;
+/// Blocks that layers of one call left, at least, and the part of all that they made which is still there: so many of five.
+const LEAST_OF_CALL: usize = 8;
+const MOST_OF_CALL: usize = 3;
 /// Turns of a loop of which blocks are held together.
 const LEAST_TURNS: u64 = 4;
+/// As many sets of the weights may one line have made.
+const MOST_SETS: u64 = 4;
 
 /// What memory is for, as far as remedies differ.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -61,8 +66,14 @@ pub enum Purpose {
     Data,
     /// Results that a loop collects.
     Collected,
-    /// What the steps of a loop keep for one backward pass, or for none.
+    /// What the steps of a loop keep for one backward pass.
     GraphOfLoop,
+    /// What the steps of a loop keep although no backward pass follows that needs it.
+    GraphUnused,
+    /// What the steps of a loop keep although their backward passes are over.
+    GraphRetained,
+    /// Most of what the layers of a model made in one call, held together although no backward pass follows.
+    GraphOfCall,
     /// Keys and values.
     Cache,
     /// Workspaces of libraries.
@@ -94,6 +105,10 @@ pub struct Holding {
     pub signs: Signs,
     /// When the first of it was asked for.
     pub since: Nanos,
+    /// What models asked for, in blocks, between the first of it and the last.
+    pub work_between: u64,
+    /// What it held in an earlier step when the request that failed now went well, of these the time when most was held.
+    pub then: Option<Bytes>,
     /// The most that PyTorch's blocks held at any time without all that is like it; none where that was not computed.
     pub without: Option<Bytes>,
 }
@@ -111,6 +126,8 @@ pub(crate) struct Partition<'a> {
     of_lives: Vec<u32>,
     called: FxHashMap<Key, String>,
     signs: &'a [Signs],
+    /// After how many births and deaths.
+    moment: u32,
 }
 
 const NOBODYS: u32 = u32::MAX;
@@ -118,23 +135,94 @@ const NOBODYS: u32 = u32::MAX;
 impl<'a> Partition<'a> {
     pub(crate) fn of(known: Known<'a>, held: &HeldAt, is_held: impl Fn(&Life) -> bool) -> Partition<'a> {
         let device = held.device;
-        let maker = Maker { known, lives: known.lives, roles: known.roles, device, signs: known.signs };
-        let (keys, of_lives, called) = maker.keys(held, &is_held);
-        Partition { lives: known.lives, device, keys, of_lives, called, signs: known.signs }
+        let (lives, signs) = (known.lives, known.signs);
+        let own = || lives.list.iter().zip(signs).filter(|(life, _)| life.device == device);
+        let moment = own().filter(|(life, _)| is_held(life)).map(|(life, _)| life.born).max();
+        let moment = moment.unwrap_or_default();
+        let is_work = |(life, signs): &(&Life, &Signs)| {
+            life.born <= moment && signs.has(Sign::Forward) && !signs.has(Sign::Backward)
+        };
+        let worked = own().filter(is_work).map(|(life, _)| life.born).max().unwrap_or_default();
+        let maker = Maker { known, worked, lives, roles: known.roles, device, signs };
+        let (keys, of_lives, called) = maker.keys(held, moment, &is_held);
+        Partition { lives: known.lives, device, keys, of_lives, called, signs: known.signs, moment }
+    }
+
+    /// What models had made by then and gave back before a backward pass began, if that is more than what one waited for.
+    pub(crate) fn evaluated(&self, known: Known<'_>, is_held: impl Fn(&Life) -> bool) -> Bytes {
+        let passes = known.roles.passes.get(&self.device).map_or(&[][..], Vec::as_slice);
+        let next = passes.iter().find(|(_, end)| *end >= self.moment).map_or(NEVER, |(start, _)| *start);
+        let is_of_step = |signs: Signs| signs.has(Sign::Backward) || signs.has(Sign::Optimizer);
+        let (mut evaluated, mut awaited) = (0_u64, 0_u64);
+        for (life, signs) in self.lives.list.iter().zip(self.signs) {
+            if life.device != self.device || !is_held(life) {
+                continue;
+            }
+            if life.born == self.moment && is_of_step(*signs) || next <= self.moment {
+                return Bytes(0);
+            }
+            let is_made = signs.has(Sign::Forward) || signs.has(Sign::Functional);
+            if is_made && !is_of_step(*signs) && !signs.has(Sign::Model) {
+                let of = if life.died > next || life.died == NEVER { &mut awaited } else { &mut evaluated };
+                *of += life.bytes.0;
+            }
+        }
+        Bytes(if awaited.saturating_mul(4) <= evaluated { evaluated } else { 0 })
+    }
+
+    /// What each key held in an earlier step when the request that failed now went well: of several times, when most was held.
+    fn then(&self, known: Known<'_>, at: &HeldAt) -> Option<Vec<u64>> {
+        let error = failed_at(known.ledger, self.device, at.time)?;
+        let passes = known.roles.passes.get(&self.device)?;
+        let (step, _) = passes.iter().rfind(|(start, _)| *start <= self.moment)?;
+        let went_well = |life: &Life| {
+            life.site == error.site && Some(life.requested) == error.requested && life.born < *step
+        };
+        let (mut held, mut most, mut best) = (0_u64, 0_u64, None);
+        let (mut now, mut then) = (vec![0_u64; self.keys.len()], vec![]);
+        for (moment, idx) in (0_u32..).zip(self.lives.moments()).take_while(|(moment, _)| moment < step) {
+            let life = self.lives.list.get(*idx as usize).filter(|life| life.device == self.device);
+            let Some((life, key)) = life.zip(now.get_mut(self.of_lives[*idx as usize] as usize)) else {
+                continue;
+            };
+            if life.born != moment {
+                (held, *key) = (held.saturating_sub(life.bytes.0), key.saturating_sub(life.bytes.0));
+                continue;
+            }
+            (held, *key) = (held + life.bytes.0, *key + life.bytes.0);
+            if went_well(life) && held > most {
+                (most, best) = (held, Some(moment));
+                then.clone_from(&now);
+            }
+        }
+        best.map(|_| then)
     }
 
     /// All holdings of what `is_held` names, most first.
-    pub(crate) fn holdings(&self, is_held: impl Fn(&Life) -> bool) -> Vec<Holding> {
-        let mut found: BTreeMap<Key, (Holding, FxHashMap<SiteId, u64>)> = BTreeMap::new();
+    pub(crate) fn holdings(
+        &self,
+        known: Known<'_>,
+        at: &HeldAt,
+        is_held: impl Fn(&Life) -> bool,
+    ) -> Vec<Holding> {
+        let then = self.then(known, at);
+        let mut n_worked = 0;
+        let mut found: BTreeMap<Key, (Holding, u64, FxHashMap<SiteId, u64>)> = BTreeMap::new();
         for (idx, life) in self.lives.list.iter().enumerate() {
+            if life.device == self.device && self.signs[idx].has(Sign::Forward) {
+                n_worked += 1;
+            }
             if life.device != self.device || !is_held(life) {
                 continue;
             }
             let Some(key) = self.keys.get(self.of_lives[idx] as usize).copied() else { continue };
-            let (holding, sites) = found.entry(key).or_insert_with(|| {
+            let (holding, before, sites) = found.entry(key).or_insert_with(|| {
                 let called = self.called.get(&key).cloned().unwrap_or_default();
-                (Holding::new(key.0, life, self.signs[idx], called), FxHashMap::default())
+                let then = then.as_ref().map(|then| Bytes(then[self.of_lives[idx] as usize]));
+                let new = Holding::new(key.0, life, self.signs[idx], called);
+                (Holding { then, ..new }, n_worked, FxHashMap::default())
             });
+            holding.work_between = n_worked - *before;
             holding.bytes.0 += life.bytes.0;
             holding.blocks += 1;
             holding.largest = holding.largest.max(life.requested);
@@ -144,7 +232,7 @@ impl<'a> Partition<'a> {
                 (holding.site, holding.signs) = (life.site, self.signs[idx]);
             }
         }
-        let mut all: Vec<(Key, Holding)> = found.into_iter().map(|(key, (it, _))| (key, it)).collect();
+        let mut all: Vec<(Key, Holding)> = found.into_iter().map(|(key, (it, ..))| (key, it)).collect();
         all.sort_by_key(|(key, holding)| (Reverse(holding.bytes), *key));
         let tried: Vec<Key> = all.iter().take(MOST_TRIED).map(|(key, _)| *key).collect();
         for ((_, holding), without) in all.iter_mut().zip(self.without(&tried)) {
@@ -191,6 +279,8 @@ impl Holding {
             largest: Bytes(0),
             signs,
             since: life.since,
+            work_between: 0,
+            then: None,
             without: None,
         }
     }
@@ -198,6 +288,8 @@ impl Holding {
 
 struct Maker<'a> {
     known: Known<'a>,
+    /// When a model last asked for something, up to the moment.
+    worked: u32,
     lives: &'a Lives,
     roles: &'a Roles,
     device: i16,
@@ -229,6 +321,7 @@ impl Maker<'_> {
     fn keys(
         &self,
         held: &HeldAt,
+        moment: u32,
         is_held: &impl Fn(&Life) -> bool,
     ) -> (Vec<Key>, Vec<u32>, FxHashMap<Key, String>) {
         let mut paths: Interned<String> = Interned::default();
@@ -272,6 +365,21 @@ impl Maker<'_> {
             )
         };
         let loops = Loops::of(held, self.graphs_of_loops(is_held), is_lasting);
+        // Of a request that failed, it is not known what would have come next; without any backward pass, it is.
+        let is_cut = self.known.ledger.refusals.iter().any(|it| it.is_final && it.time == held.time)
+            || failed_at(self.known.ledger, self.device, held.time).is_some();
+        let is_failed = is_cut;
+        let is_cut = is_cut && self.roles.passes.get(&self.device).is_some_and(|passes| !passes.is_empty());
+        let loops = match is_cut {
+            true => loops,
+            false => Loops { by_stack: self.uses_of_graphs(loops.by_stack, moment, is_held), ..loops },
+        };
+        let mut loops = loops;
+        if !is_failed {
+            for stack in self.graph_of_call(moment, is_held) {
+                loops.by_stack.entry(stack).or_insert(Purpose::GraphOfCall);
+            }
+        }
         let mut functions: Interned<(String, String)> = Interned::default();
         let mut of_sites: FxHashMap<SiteId, u32> = FxHashMap::default();
         for (idx, life) in self.own() {
@@ -307,7 +415,13 @@ impl Maker<'_> {
             Some(((*purpose, *path), paths.values.get(*path as usize)?.clone()))
         };
         let collected = ((Purpose::Collected, 0), loops.looped_at.clone());
-        let called = copies.iter().filter_map(called).chain([collected]).collect();
+        let gradients =
+            self.own().find(|(idx, life)| is_held(life) && self.role(*idx) == Some(Role::Gradients));
+        let backward =
+            gradients.and_then(|(_, life)| self.known.definitions.stack(life.stack)?.backward.as_ref());
+        let backward =
+            backward.map(|it| ((Purpose::Gradients, 0), own_path(self.known.definitions, it.caller)));
+        let called = copies.iter().filter_map(called).chain([collected]).chain(backward).collect();
         (keys.values, of_lives, called)
     }
 
@@ -362,7 +476,8 @@ impl Maker<'_> {
             let large = || unit.sizes.iter().filter(|(size, _)| **size >= LEAST_WEIGHT);
             let all: u64 = large().map(|(size, n)| size * n).sum();
             let there = |size: &u64| seen.get(size).copied().unwrap_or(0);
-            let matched: u64 = large().map(|(size, n)| size * n.min(&there(size))).sum();
+            // A backup that is made anew is there twice for a while.
+            let matched: u64 = large().map(|(size, n)| size * n.min(&(there(size) * MOST_SETS))).sum();
             let n_sizes = large().filter(|(size, _)| there(size) > 0).count();
             let is_trained =
                 large().all(|(size, n)| trained.get(size).is_some_and(|trained| *trained >= there(size) + n));
@@ -502,6 +617,72 @@ impl Maker<'_> {
         looped.map(|(_, stack, _)| stack).collect()
     }
 
+    /// Stacks of the blocks that the layers of a model made last, as far back as most of these are still there. Without gradients, a layer's
+    /// output goes when the next is there; nothing is found where a backward pass follows that needs them.
+    fn graph_of_call(&self, moment: u32, is_held: &impl Fn(&Life) -> bool) -> FxHashSet<StackId> {
+        let passes = self.roles.passes.get(&self.device).map_or(&[][..], Vec::as_slice);
+        let next = passes.iter().find(|(_, end)| *end >= moment).map_or(NEVER, |(start, _)| *start);
+        let is_made = |(idx, life): &(usize, &Life)| {
+            let signs = self.signs[*idx];
+            let is_lasting =
+                matches!(self.role(*idx), Some(Role::KvCache | Role::Parameters | Role::Weights));
+            let is_other = [Sign::Backward, Sign::Optimizer, Sign::Model, Sign::Workspace];
+            signs.has(Sign::Forward)
+                && !is_other.into_iter().any(|sign| signs.has(sign))
+                && !is_lasting
+                && life.born <= moment
+                && life.requested.0 >= LEAST_WEIGHT
+        };
+        let made: Vec<&Life> = self.own().filter(is_made).map(|(_, life)| life).collect();
+        let (mut held, mut most) = (vec![], 0);
+        for (n, life) in (1..).zip(made.iter().rev()) {
+            if is_held(life) {
+                if life.died == NEVER || life.died > next {
+                    return FxHashSet::default();
+                }
+                held.push(life.stack);
+                if held.len() * 5 >= n * MOST_OF_CALL {
+                    most = held.len();
+                }
+            }
+        }
+        held.truncate(if most >= LEAST_OF_CALL { most } else { 0 });
+        held.into_iter().collect()
+    }
+
+    /// What the backward passes show of the graphs that loops keep.
+    fn uses_of_graphs(
+        &self,
+        mut by_stack: FxHashMap<StackId, Purpose>,
+        moment: u32,
+        is_held: &impl Fn(&Life) -> bool,
+    ) -> FxHashMap<StackId, Purpose> {
+        let passes = self.roles.passes.get(&self.device).map_or(&[][..], Vec::as_slice);
+        // When the first of each stack was asked for, and when they went.
+        let mut graphs: FxHashMap<StackId, (u32, Vec<u32>)> = FxHashMap::default();
+        for (_, life) in self.own().filter(|(_, life)| is_held(life)) {
+            if by_stack.get(&life.stack) == Some(&Purpose::GraphOfLoop) {
+                let (born, died) = graphs.entry(life.stack).or_insert_with(|| (life.born, vec![]));
+                (*born, _) = ((*born).min(life.born), died.push(life.died));
+            }
+        }
+        // Layers of one loop go the same way: that of the oldest.
+        let Some(born) = graphs.values().map(|(born, _)| *born).min() else { return by_stack };
+        let mut died: Vec<u32> = graphs.into_values().flat_map(|(_, died)| died).collect();
+        died.sort_unstable();
+        let gone = died[died.len() / 2];
+        let n_over = passes.iter().filter(|(start, end)| born < *start && *end <= moment).count() as u64;
+        let is_used = passes.iter().any(|(start, end)| *end >= moment && *start < gone);
+        let purpose = match (n_over, is_used) {
+            (LEAST_TURNS.., _) => Purpose::GraphRetained,
+            (_, false) if gone != NEVER || passes.is_empty() => Purpose::GraphUnused,
+            _ => Purpose::GraphOfLoop,
+        };
+        let of_graphs = by_stack.values_mut().filter(|it| **it == Purpose::GraphOfLoop);
+        of_graphs.for_each(|it| *it = purpose);
+        by_stack
+    }
+
     fn purpose(&self, idx: usize) -> Purpose {
         let (signs, role) = (self.signs[idx], self.role(idx));
         // A gradient may be of that size.
@@ -512,7 +693,10 @@ impl Maker<'_> {
             return Purpose::Buckets;
         }
         if signs.has(Sign::Optimizer) {
-            let is_state = role == Some(Role::Optimizer) && !signs.has(Sign::Foreach);
+            // What is still there when a model works again is none of the step's temporaries.
+            let life = &self.lives.list[idx];
+            let is_kept = life.born < self.worked && self.worked < life.died;
+            let is_state = (role == Some(Role::Optimizer) || is_kept) && !signs.has(Sign::Foreach);
             return if is_state { Purpose::State } else { Purpose::OptimizerTemporaries };
         }
         if signs.has(Sign::Backward) {
@@ -545,21 +729,31 @@ struct Loops {
 
 impl Loops {
     fn of(held: &HeldAt, graphs: FxHashSet<StackId>, is_lasting: impl Fn(u16) -> bool) -> Loops {
-        let mut lines: FxHashMap<&str, FxHashSet<SiteId>> = FxHashMap::default();
+        let mut lines: FxHashMap<&str, (FxHashSet<SiteId>, u64)> = FxHashMap::default();
         let is_result = |pile: &&Pile| pile.course == Course::Collected && !is_lasting(pile.role);
         let piles = || held.piles.iter().filter(is_result);
         for pile in piles().filter(|pile| pile.is_in_model) {
-            lines.entry(&pile.looped_at).or_default().insert(pile.site);
+            let (sites, each) = lines.entry(&pile.looped_at).or_default();
+            *each += pile.blocks / pile.turns;
+            sites.insert(pile.site);
         }
-        let purpose = |looped_at: &str| match lines.get(looped_at).map_or(0, FxHashSet::len) {
-            LINES_OF_GRAPH.. => Purpose::GraphOfLoop,
-            _ => Purpose::Collected,
+        // Several lines, or several blocks in each turn.
+        let purpose = |looped_at: &str| match lines.get(looped_at) {
+            Some((sites, each)) if sites.len() >= LINES_OF_GRAPH || *each > LINES_OF_GRAPH as u64 => {
+                Purpose::GraphOfLoop
+            }
+            Some(_) | None => Purpose::Collected,
         };
         let graphs = graphs.into_iter().map(|stack| (stack, Purpose::GraphOfLoop));
         let looped_at = piles().next().map_or_else(String::new, |pile| pile.looped_at.clone());
         let by_stack = piles().map(|pile| (pile.stack, purpose(&pile.looped_at))).chain(graphs);
         Loops { by_stack: by_stack.collect(), looped_at }
     }
+}
+
+/// The request of PyTorch's that failed at that time.
+fn failed_at(ledger: &Ledger, device: i16, time: Nanos) -> Option<&TorchOom> {
+    ledger.devices.get(&device)?.torch.as_ref()?.ooms.last().filter(|error| error.time == time)
 }
 
 /// The program's lines outside of the outermost model of a stack, and the line of that model.

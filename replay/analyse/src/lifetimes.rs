@@ -74,6 +74,8 @@ pub struct StreamUse {
     pub since: Nanos,
     /// When it was last asked.
     pub until: Nanos,
+    /// Blocks that were asked for on the device's other streams after that.
+    pub after: u64,
     /// The line that asked for most.
     pub site: SiteId,
 }
@@ -284,8 +286,10 @@ fn streams(lives: &Lives) -> Vec<StreamUse> {
         peak: u64,
         since: Nanos,
         until: Nanos,
+        last: u64,
         sites: FxHashMap<SiteId, u64>,
     }
+    let mut n_asked: FxHashMap<i16, u64> = FxHashMap::default();
     let mut all: BTreeMap<(i16, u64), Use> = BTreeMap::new();
     for (moment, idx) in (0..).zip(lives.moments()) {
         let Some(life) = lives.list.get(*idx as usize) else { continue };
@@ -297,6 +301,9 @@ fn streams(lives: &Lives) -> Vec<StreamUse> {
         if is_born {
             of.since = if of.blocks == 0 { life.since } else { of.since };
             (of.blocks, of.until) = (of.blocks + 1, life.since);
+            let n_asked = n_asked.entry(life.device).or_default();
+            *n_asked += 1;
+            of.last = *n_asked;
             *of.sites.entry(life.site).or_default() += life.bytes.0;
         }
     }
@@ -311,6 +318,7 @@ fn streams(lives: &Lives) -> Vec<StreamUse> {
             at_end,
             since: of.since,
             until: of.until,
+            after: n_asked.get(&device).map_or(0, |n| n - of.last),
             site,
         })
     };

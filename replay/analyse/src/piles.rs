@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, StackId};
 use gputrace_sim::stacks::python_package;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::lives::{Life, Lives};
 use crate::roles::Roles;
@@ -54,6 +54,8 @@ pub struct Pile {
     pub is_equal: bool,
     /// How it came about.
     pub course: Course,
+    /// In how many turns of the loop: between two of them, the loop itself asked for something.
+    pub turns: u64,
     /// The program's line in the function that loops; empty where none is known.
     pub looped_at: String,
 }
@@ -85,7 +87,7 @@ pub(crate) fn of(
             let (first, last) = (*held.first()?, *held.last()?);
             let life = &lives.list[first];
             let is_much = bytes.saturating_mul(LEAST_PART) >= all.0 && bytes > 0;
-            let (course, looped_at) = is_much
+            let (course, looped_at, turns) = is_much
                 .then(|| course(lives, definitions, (device, stack), &held, (first, last), &mut paths))??;
             Some(Pile {
                 site: life.site,
@@ -96,6 +98,7 @@ pub(crate) fn of(
                 blocks: held.len() as u64,
                 is_equal: held.iter().all(|idx| lives.list[*idx].requested == life.requested),
                 course,
+                turns,
                 looped_at,
             })
         })
@@ -129,7 +132,7 @@ fn course<'a>(
     held: &[usize],
     (first, last): (usize, usize),
     paths: &mut FxHashMap<StackId, Vec<Line<'a>>>,
-) -> Option<(Course, String)> {
+) -> Option<(Course, String, u64)> {
     let between = lives.list.get(first..=last)?;
     if between.len() > MOST_BETWEEN {
         return None;
@@ -141,7 +144,7 @@ fn course<'a>(
     };
     if others().next().is_none() {
         let own_line = own.iter().rfind(|(_, file, _)| python_package(file).is_none());
-        return Some((Course::AtOnce, named(own_line)));
+        return Some((Course::AtOnce, named(own_line), 1));
     }
     if others().count() < held.len() - 1 {
         return None;
@@ -170,5 +173,23 @@ fn course<'a>(
     let (begin, end) = (deaths[deaths.len() / 4], deaths[deaths.len() * 3 / 4]);
     let later = lives.list.get(first..).unwrap_or_default().iter().filter(|life| life.stack == stack);
     let is_ring = later.into_iter().any(|life| begin < life.born && life.born < end);
-    (!is_ring).then(|| (Course::Collected, named(Some(loops))))
+    if is_ring {
+        return None;
+    }
+    // Other lines of the function that loops, and what it calls beside that line, part one turn from the next.
+    let is_of_loop = |life: &Life| {
+        let path = paths.get(&life.stack).map_or(&[][..], Vec::as_slice);
+        !path.is_empty() && path.iter().zip(&own).take_while(|(a, b)| a == b).count() <= common
+    };
+    let held: FxHashSet<u32> = held.iter().map(|idx| lives.list[*idx].born).collect();
+    let (mut turns, mut is_next) = (0_u64, true);
+    for life in between.iter().filter(|life| life.device == device) {
+        if life.stack == stack {
+            turns += u64::from(is_next && held.contains(&life.born));
+            is_next &= !held.contains(&life.born);
+        } else {
+            is_next |= is_of_loop(life);
+        }
+    }
+    Some((Course::Collected, named(Some(loops)), turns.max(1)))
 }

@@ -14,7 +14,7 @@ use gputrace_sim::whatif::Confidence;
 
 use crate::causes::external_fragmentation::in_words;
 use crate::causes::facts::device;
-use crate::causes::{Case, Cause, Facts, Failure, Fix, Found, holdings, ranked};
+use crate::causes::{Case, Cause, Facts, Failure, Fix, Found, another_pool, growth, holdings, ranked};
 use crate::leaks::RoseSite;
 use crate::postmortem::Postmortem;
 use crate::remedies::{AS_FAR_AS_RECORDED, Verdict};
@@ -37,6 +37,9 @@ const MUCH_ELSEWHERE: u64 = 4;
 const MORE_CAUSES: usize = 2;
 /// Their names in JSON.
 const MORE_NAMES: [&str; MORE_CAUSES] = ["second_cause", "third_cause"];
+
+/// Fewer CUDA IPC handles are a program's own few.
+const LEAST_SHARED: u64 = 4;
 
 /// Of a run that shows neither growth nor its absence.
 const TOO_SHORT: &str = "the run is too short to tell whether something grows";
@@ -95,10 +98,19 @@ struct Finding {
 
 /// The verdict on a process whose growth was watched.
 pub fn verdict(found: &Postmortem, trace: &dyn Requests) -> gputrace_report::model::Verdict {
+    verdict_beside(found, trace, &[])
+}
+
+/// The same, with the processes that it started.
+pub fn verdict_beside(
+    found: &Postmortem,
+    trace: &dyn Requests,
+    beside: &[Story],
+) -> gputrace_report::model::Verdict {
     let story = &found.story;
     // Longer traces are not replayed for a verdict.
     let trace = Some(trace).filter(|_| effort::VERDICT.covers(story.ledger.n_events as usize));
-    let facts = Facts::of(found, trace);
+    let facts = Facts { beside, ..Facts::of(found, trace) };
     let mut all = Evidence { facts: &facts, found, story, path: quote(story.named()) }.findings();
     let mut worst = all.remove(0);
     if let Some(doubts) = story.caveats() {
@@ -230,6 +242,11 @@ impl Evidence<'_> {
             {
                 well.what = format!("{}; {text}", well.what);
                 well.fix = Fix::words(format!("to need less: {less}"), "");
+            } else if let (Some((text, less)), Some(well)) =
+                (another_pool::in_words(self.facts), all.first_mut())
+            {
+                well.what = format!("{}; {text}", well.what);
+                well.fix = Fix::words(less, "");
             }
         }
         // What is wrong at a line says more than that the peak could be lower without it.
@@ -456,17 +473,30 @@ impl Evidence<'_> {
     /// What rises while next to nothing is given back is a leak, or a program that gets ready.
     fn leaks_or_loads(&self, rose: &RoseSite, peak: Option<&str>) -> Finding {
         let peak = peak.map_or_else(String::new, |peak| format!("; {peak}"));
+        let n_shared = self.facts.n_shared();
+        let (shared, fix) = match n_shared >= LEAST_SHARED {
+            true => (
+                format!(
+                    ", or kept for another process: {} CUDA IPC handles were given out, and what another process has open is not \
+                     freed by `del` here{}",
+                    count(n_shared),
+                    self.facts.opener().map_or_else(String::new, |opener| format!(" ({opener})"))
+                ),
+                Fix::words(growth::KEPT_BY_ANOTHER, ""),
+            ),
+            false => (String::new(), None),
+        };
         Finding {
             kind: Kind::CannotTell,
             cause: "",
             what: format!(
                 "no request failed, but what this line holds rose to the end, by {}, and next to nothing was given back: \
-                 a leak, or a program that loads{peak}",
+                 a leak, or a program that loads{shared}{peak}",
                 bytes(rose.growth)
             ),
             site: rose.named.site.clone(),
             sure: String::new(),
-            fix: None,
+            fix,
             next: self.command("leaks"),
         }
     }

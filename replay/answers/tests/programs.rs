@@ -8,7 +8,7 @@ use gputrace_analyse::categories::Categories;
 use gputrace_analyse::growth::Growth;
 use gputrace_analyse::story::Story;
 use gputrace_answers::postmortem::Postmortem;
-use gputrace_answers::verdict::verdict;
+use gputrace_answers::verdict::{verdict, verdict_beside};
 use gputrace_report::model::{Item, Value};
 use gputrace_trace::scene::recording;
 use gputrace_trace::source::Source;
@@ -19,6 +19,8 @@ mod healthy;
 mod ill;
 #[path = "programs/job.rs"]
 mod job;
+#[path = "programs/later.rs"]
+mod later;
 
 use job::Job;
 
@@ -78,7 +80,7 @@ fn screen(scene: fn(&mut Job)) -> Screen {
 #[test]
 fn the_first_screen_names_cause_and_line_of_each_ill_program() {
     let mut wrong = vec![];
-    for case in ill::CASES {
+    for case in ill::CASES.iter().chain(later::ILL) {
         let found = screen(case.scene);
         let is_right = case.causes.contains(&found.cause.as_str())
             && case.lines.iter().any(|line| found.site.contains(line));
@@ -97,13 +99,16 @@ fn the_first_screen_names_cause_and_line_of_each_ill_program() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
-    assert!(ill::CASES.len() >= 20 && ill::CASES.iter().all(|case| case.thread.starts_with("https://")));
+    assert!(
+        ill::CASES.len() >= 20
+            && ill::CASES.iter().chain(later::ILL).all(|case| case.thread.starts_with("https://"))
+    );
 }
 
 #[test]
 fn no_healthy_program_is_called_ill() {
     let mut wrong = vec![];
-    for case in healthy::CASES {
+    for case in healthy::CASES.iter().chain(later::HEALTHY) {
         let found = screen(case.scene);
         println!("{} | {}", case.name, found.text.lines().next().unwrap_or_default());
         if found.kind != "nothing_wrong" {
@@ -126,9 +131,40 @@ fn what_the_peak_is_without_a_part_is_that_of_the_same_requests_without_its_bloc
 }
 
 #[test]
+fn loader_workers_that_hold_a_context_and_nothing_else_are_named() {
+    let mut job = Job::default();
+    let mut net = job.net("/job/net.py", "main@/job/run.py:12", &job::sizes(1), 4 * job::MIB);
+    (0..12).for_each(|_| job.step(&mut net, "/job/train.py", 30));
+    let source = Source::of("job/train.gtr", recording(&job.scene));
+    let said = |worker: &str| {
+        let mut growth = Growth::default();
+        let story = Story::with_lifetimes_and(&source, &Categories::default(), &mut growth);
+        let found = Postmortem::of_story(story, &source, &growth);
+        let workers: Vec<Story> = ["job/train.11.gtr", "job/train.12.gtr"]
+            .map(|path| Story::of_source(&Source::of(path, recording(worker))))
+            .into();
+        let verdict = verdict_beside(&found, &source, &workers);
+        (verdict.kind, verdict.cause, format!("{:?}", verdict.section.items))
+    };
+    let context = "PrimaryRetain device=0 handle=7 by=init_worker@/job/data.py:26
+         sample used=518M";
+    let (kind, cause, text) = said(context);
+    assert_eq!(
+        (kind, cause.as_str()),
+        ("kept", "contexts of child processes that allocate nothing"),
+        "{text}"
+    );
+    assert!(text.contains("1.01 GiB in all") && text.contains("data.py:26"), "{text}");
+    // One that uses the GPU is none of them.
+    let (kind, _, text) = said(&format!("{context}\nAlloc addr=a bytes=1M by=libcudart.so"));
+    assert_eq!(kind, "nothing_wrong", "{text}");
+}
+
+#[test]
 fn every_case_has_a_name_of_its_own() {
     let mut names: HashMap<&str, u32> = HashMap::new();
-    let all = ill::CASES.iter().map(|case| case.name).chain(healthy::CASES.iter().map(|case| case.name));
+    let ill = ill::CASES.iter().chain(later::ILL).map(|case| case.name);
+    let all = ill.chain(healthy::CASES.iter().chain(later::HEALTHY).map(|case| case.name));
     all.for_each(|name| *names.entry(name).or_default() += 1);
     assert!(names.values().all(|n| *n == 1), "{names:?}");
 }

@@ -46,7 +46,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         return None;
     }
     // Scores of attention, and what the graph of a loop keeps, have remedies of their own.
-    let is_known = |it: &&Holding| matches!(it.purpose, Purpose::Attention | Purpose::GraphOfLoop);
+    let is_known = |it: &&Holding| {
+        matches!(it.purpose, Purpose::Attention | Purpose::GraphOfLoop | Purpose::GraphRetained)
+    };
     if held.holdings.iter().find(is_known).is_some_and(|it| it.bytes.0.saturating_mul(2) >= held.bytes.0) {
         return None;
     }
@@ -66,16 +68,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let now = most.sizes.keys().max().copied().unwrap_or_default();
     // Steps of these sizes went well before: something else is in the way.
     let is_new = most.before.0 == 0 || most.blocks > 1 && !has_stepped(facts);
-    if !is_larger && !is_new {
+    if !is_larger && !is_new || super::one_request::twice(facts).is_some() {
         return None;
     }
     // With another setting it would have gone well.
-    let is_wasted = facts.stream_of(held.device).and_then(|stream| {
-        let (_, best) = facts.found.remedy(held.device, stream).ok()?;
-        let total = error.device?.1;
-        Some(best?.peak_reserved.0.saturating_mul(10) < total.0.saturating_mul(9))
-    });
-    if is_wasted == Some(true) {
+    if facts.fits_with_setting() {
         return None;
     }
     let input = match is_larger {

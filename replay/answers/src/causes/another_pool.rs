@@ -43,40 +43,91 @@ pub(super) const IDLE: Cause = Cause {
     find: idle,
 };
 
+/// What shows how much of a pool is in use, and gives back the rest, where PyTorch is not at work.
+const USES: &[(&str, &str)] = &[
+    (
+        "CuPy",
+        "if `cupy.get_default_memory_pool().used_bytes()` is much less, call its `free_all_blocks()` after the work that needed so much",
+    ),
+    (
+        "RMM",
+        "a `maximum_pool_size` or a smaller `initial_pool_size` of `PoolMemoryResource`, if less is in use",
+    ),
+    ("TensorFlow", "`tf.config.experimental.set_memory_growth(gpu, True)`, if less is in use"),
+    (
+        "TensorRT",
+        "`builder_config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, bytes)`, or contexts that share `device_memory`",
+    ),
+];
+
+/// A library's pool that asked for nothing more in the second half of the run.
+struct Early<'a> {
+    owner: &'a str,
+    held: Bytes,
+    asked: Nanos,
+    site: SiteId,
+}
+
+/// Of those that `is_known` names, the one that holds most, if that is a fifth of what the device held.
+fn early<'a>(facts: &Facts<'a>, is_known: impl Fn(&str) -> bool) -> Option<Early<'a>> {
+    let ledger = &facts.story.ledger;
+    let (first, last) = (ledger.first.unwrap_or_default(), ledger.last);
+    let mut by_owner: BTreeMap<&str, (Early<'a>, Bytes)> = BTreeMap::new();
+    for object in ledger.live().filter(|object| object.device >= 0) {
+        let owner = ledger.sites.owner(object.owner);
+        if !is_known(owner) {
+            continue;
+        }
+        let new = || (Early { owner, held: Bytes(0), asked: object.since, site: object.site }, Bytes(0));
+        let (early, most) = by_owner.entry(owner).or_insert_with(new);
+        (early.held.0, early.asked) = (early.held.0 + object.bytes.0, early.asked.max(object.since));
+        if object.bytes > *most {
+            (early.site, *most) = (object.site, object.bytes);
+        }
+    }
+    let (early, _) = by_owner.into_values().max_by_key(|(early, _)| early.held)?;
+    let is_early = early.asked < Nanos(first.0 + (last.0 - first.0) / 2);
+    (is_early && early.held.0.saturating_mul(5) >= facts.all.0).then_some(early)
+}
+
+/// The same in words, where PyTorch is not at work.
+pub(crate) fn in_words(facts: &Facts<'_>) -> Option<(String, &'static str)> {
+    let known = |owner: &str| USES.iter().find(|(name, _)| owner.starts_with(name));
+    if facts.held.is_some_and(|held| held.bytes.0 > 0) {
+        return None;
+    }
+    let Early { owner, held, asked, site } = early(facts, |owner| known(owner).is_some())?;
+    let text = format!(
+        "{owner} took {} until {} (most at {}) and kept it to the end without asking for more: how much of it is still used is not recorded",
+        bytes(held),
+        time(facts.story.since_start(asked)),
+        facts.site(site)
+    );
+    Some((text, known(owner)?.1))
+}
+
 fn idle(facts: &Facts<'_>) -> Option<Case> {
+    let known = |owner: &str| RELEASES.iter().find(|(name, _)| owner.starts_with(name) && *name != "PyTorch");
     if facts.failure.is_some() {
         return None;
     }
+    let Early { owner, held, asked, site } = early(facts, |owner| known(owner).is_some())?;
     let ledger = &facts.story.ledger;
-    let (first, last) = (ledger.first.unwrap_or_default(), ledger.last);
-    let middle = Nanos(first.0 + (last.0 - first.0) / 2);
-    let known = |owner: &str| RELEASES.iter().find(|(name, _)| owner.starts_with(name) && *name != "PyTorch");
-    let mut by_owner: BTreeMap<&str, (u64, Nanos, SiteId, u64)> = BTreeMap::new();
-    for object in ledger.live().filter(|object| object.device >= 0) {
-        let owner = ledger.sites.owner(object.owner);
-        if known(owner).is_some() {
-            let of = by_owner.entry(owner).or_insert((0, object.since, object.site, 0));
-            (of.0, of.1) = (of.0 + object.bytes.0, of.1.max(object.since));
-            if object.bytes.0 > of.3 {
-                (of.2, of.3) = (object.site, object.bytes.0);
-            }
-        }
-    }
-    let (owner, (held, asked, site, _)) = by_owner.into_iter().max_by_key(|(_, (held, ..))| *held)?;
+    let middle = Nanos(ledger.first.unwrap_or_default().0.midpoint(ledger.last.0));
     let works = facts.held.is_some_and(|it| it.bytes.0 > 0 && it.time > asked)
         && facts.lifetimes.is_some_and(|it| it.streams.iter().any(|used| used.until > middle));
-    (asked < middle && works && held.saturating_mul(5) >= facts.all.0).then(|| Case {
+    works.then(|| Case {
         what: format!(
             "{owner} asked the driver for {} up to {} and kept it, while PyTorch alone asked for more until the end",
-            bytes(Bytes(held)),
+            bytes(held),
             time(facts.story.since_start(asked))
         ),
         site: facts.site(site),
-        bytes: Bytes(held),
+        bytes: held,
         sure: "certain that it was kept; whether arrays in it were still used is not recorded".into(),
         fix: Fix::words(
             known(owner).map_or("", |(_, release)| *release),
-            format!("up to {} less on the device, once its arrays are dropped", bytes(Bytes(held))),
+            format!("up to {} less on the device, once its arrays are dropped", bytes(held)),
         ),
         verb: "report --all",
     })

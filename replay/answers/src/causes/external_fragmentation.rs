@@ -25,10 +25,20 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Wasted,
     needs: "segments that were bought although as much was unused, to the end of the run, or until a sixteenth of the card lay unused",
     against: "free memory on streams that no later request uses; a reserve that stopped growing on a card with room",
-    find,
+    find: |facts| find(facts).filter(|(_, has_room)| !has_room).map(|(case, _)| case),
 };
 
-fn find(facts: &Facts<'_>) -> Option<Case> {
+/// The same on a card with room for it: PyTorch gives wholly free segments back before it fails.
+pub(super) const WITH_ROOM: Cause = Cause {
+    name: "external fragmentation, with room on the card",
+    kind: Kind::Spare,
+    needs: "segments that were bought although as much was unused, to the end of the run, on a card of which that is less than a sixteenth, and less than was in use",
+    against: "a reserve that stopped growing",
+    find: |facts| find(facts).filter(|(_, has_room)| *has_room).map(|(case, _)| case),
+};
+
+/// With whether the card has room for what lies unused.
+fn find(facts: &Facts<'_>) -> Option<(Case, bool)> {
     // What a failed request needs is found by replaying the run up to it.
     if matches!(facts.failure, Some(Failure::Torch(..))) {
         return None;
@@ -43,7 +53,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     if is_settled(facts, ordinal, torch) {
         return None;
     }
-    // That is another cause.
+    // These are other causes.
+    if super::record_stream::waiting(torch).is_some_and(|waiting| waiting.0 * 2 >= unused) {
+        return None;
+    }
     if super::streams_made_anew::stranded(facts, ordinal).is_some_and(|(bytes, _)| bytes.0 * 2 >= unused) {
         return None;
     }
@@ -52,7 +65,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         Some((fix, sure)) => (Some(fix), sure),
         None => (None, "certain: PyTorch's own totals".to_owned()),
     };
-    Some(Case {
+    // As much again as is in use is a fault, whatever the card.
+    let has_room = has_room(facts, ordinal, unused) && unused <= torch.allocated.peak.0;
+    let case = Case {
         what: format!(
             "{}: PyTorch reserved up to {} for at most {} in use",
             device(ordinal),
@@ -64,22 +79,23 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         sure,
         fix,
         verb: "tune",
-    })
+    };
+    Some((case, has_room))
+}
+
+fn has_room(facts: &Facts<'_>, ordinal: i16, unused: u64) -> bool {
+    let total = facts.story.device(ordinal).map_or(0, |device| device.total.0);
+    facts.failure.is_none() && unused.saturating_mul(MUCH) < total
 }
 
 /// What was reserved no longer grew, and the card has room for it: it costs nobody anything.
 fn is_settled(facts: &Facts<'_>, ordinal: i16, torch: &TorchBooks) -> bool {
-    let Some(total) = facts.story.device(ordinal).map(|device| device.total.0).filter(|total| *total > 0)
-    else {
-        return false;
-    };
     let reserved = torch.reserved.peak.0;
     let unused = reserved.saturating_sub(torch.allocated.peak.0);
     let late = torch.allocations - torch.allocations / LATE;
     let bought = torch.cache.misfits_over_time.iter().filter(|(at, _)| *at >= late).map(|(_, bytes)| bytes.0);
     let goes_on = bought.sum::<u64>().saturating_mul(WORTHWHILE) >= reserved;
-    let failed = facts.failure.is_some();
-    !failed && !goes_on && unused.saturating_mul(MUCH) < total
+    !goes_on && has_room(facts, ordinal, unused)
 }
 
 /// The same in words, where it is so.

@@ -11,7 +11,7 @@ use gputrace_analyse::lifetimes::Lifetimes;
 use gputrace_analyse::story::Story;
 use gputrace_report::summary::used_devices;
 use gputrace_trace::import::{Requests, Trace};
-use gputrace_trace::ledger::{Account, PjrtOom, Refusal, SiteId, TorchOom};
+use gputrace_trace::ledger::{Account, MemoryKind, PjrtOom, Refusal, SiteId, TorchOom};
 
 /// A cause is worth a word from this part of what was held at the moment on: one in so many.
 const LEAST: u64 = 20;
@@ -68,6 +68,8 @@ pub struct Facts<'a> {
     pub all: Bytes,
     /// Where its requests are had, if it may be replayed.
     pub trace: Option<&'a dyn Requests>,
+    /// Processes that were recorded with it: those that it started.
+    pub beside: &'a [Story],
 }
 
 impl<'a> Facts<'a> {
@@ -89,7 +91,7 @@ impl<'a> Facts<'a> {
             Some(Failure::Jax(_, error)) => error.tracked.0,
             None => peaks.max().unwrap_or(0).max(story.ledger.host.peak().0),
         };
-        Facts { found, story, lifetimes, failure, held, all: Bytes(all), trace }
+        Facts { found, story, lifetimes, failure, held, all: Bytes(all), trace, beside: &[] }
     }
 
     /// Whether so much is worth a word: it is a good part of what was held, or as much as the request that failed.
@@ -130,6 +132,34 @@ impl<'a> Facts<'a> {
             self.story.ledger.live_buffers().max_by_key(|(_, buffer)| buffer.bytes).map(|(_, it)| it.site);
         let all = [Some(error.site), made, launched, worked, largest, held];
         all.into_iter().flatten().find(|site| self.is_own(*site)).unwrap_or(error.site)
+    }
+
+    /// How many handles of its memory the process gave to others (`cudaIpcGetMemHandle`).
+    #[must_use]
+    pub fn n_shared(&self) -> u64 {
+        n_calls(self.story, "IpcGetMemHandle")
+    }
+
+    /// A process beside it that opened most of such handles, in words.
+    #[must_use]
+    pub fn opener(&self) -> Option<String> {
+        let opened = self.beside.iter().map(|story| (n_calls(story, "IpcOpenMemHandle"), story));
+        let (n, story) = opened.max_by_key(|(n, _)| *n).filter(|(n, _)| *n > 0)?;
+        let ledger = &story.ledger;
+        let site = ledger.live().find(|object| object.kind == MemoryKind::Imported);
+        let site =
+            site.map_or_else(String::new, |object| format!(" at {}", ledger.sites.site_name(object.site)));
+        Some(format!("process {} opened {n}{site}", story.process.pid))
+    }
+
+    /// Whether a setting of the allocator serves what PyTorch asked for, with a tenth of the device to spare.
+    pub(super) fn fits_with_setting(&self) -> bool {
+        let Some(Failure::Torch(ordinal, error)) = self.failure else { return false };
+        let fits = self.stream_of(ordinal).and_then(|stream| {
+            let (_, best) = self.found.remedy(ordinal, stream).ok()?;
+            Some(best?.peak_reserved.0.saturating_mul(10) < error.device?.1.0.saturating_mul(9))
+        });
+        fits == Some(true)
     }
 
     /// What was held at the moment, line by line.
@@ -260,6 +290,13 @@ impl Grown<'_> {
     pub fn account(&self) -> Option<Account> {
         self.site.place.map(|place| place.account)
     }
+}
+
+/// Calls of a function that succeeded.
+fn n_calls(story: &Story, function: &str) -> u64 {
+    let ledger = &story.ledger;
+    let of_name = ledger.calls().filter(|(name, _)| ledger.sites.name(*name).contains(function));
+    of_name.map(|(_, counts)| counts.calls - counts.failed).max().unwrap_or(0)
 }
 
 /// A line of a model, with the program's line that called the model.

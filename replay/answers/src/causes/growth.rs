@@ -31,6 +31,9 @@ const fn cause(name: &'static str, needs: &'static str, against: &'static str) -
     Cause { name, kind: Kind::Grew, needs, against, find: |_| None }
 }
 
+/// What is shared goes when all have let go of it.
+pub(crate) const KEPT_BY_ANOTHER: &str = "the other process has them open: copy there and `del` the received tensor, then `torch.cuda.ipc_collect()` \
+                                          here; a variable here may keep them, too (`gputrace ranks` on both traces shows who)";
 /// What is known of the memory says how.
 const NEVER_FREED: &str = "give back what is asked for there";
 
@@ -53,6 +56,19 @@ const KEEPERS: &[Keeper] = &[
     },
     Keeper {
         cause: cause(
+            "tensors that another process keeps open (CUDA IPC)",
+            "blocks that a line makes are left each time, and the process gave out handles of as many",
+            "fewer handles than blocks",
+        ),
+        claims: |facts, grown| {
+            let left = grown.site.repeated.as_ref().map_or(u64::MAX, |repeated| repeated.left);
+            grown.account() == Some(Account::Blocks) && facts.n_shared().saturating_mul(2) >= left
+        },
+        why: "as many CUDA IPC handles were given out",
+        fix: KEPT_BY_ANOTHER,
+    },
+    Keeper {
+        cause: cause(
             "memory never freed",
             "what a line got from the driver, a library's heap or another process is left each time",
             "PyTorch's or JAX's own memory, which a cache keeps",
@@ -71,7 +87,8 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |_, grown| grown.account() == Some(Account::Buffers),
         why: "",
-        fix: "the caller keeps each result on the GPU: keep `float(x)` or `jax.device_get(x)`, or donate the old one (`donate_argnums`)",
+        fix: "a list, a dictionary or a cache (by `id` or shape) keeps each result on the GPU: drop the entry after use, keep `float(x)` or \
+              `jax.device_get(x)`, or donate the old one (`donate_argnums`)",
     },
     Keeper {
         cause: cause(
@@ -98,6 +115,21 @@ const KEEPERS: &[Keeper] = &[
     },
     Keeper {
         cause: cause(
+            "the graph of `autograd.grad` kept",
+            "what `torch.autograd.grad` makes in the backward pass is left in several steps, with what the model made in the forward pass",
+            "gradients that are made once, and passes that `backward` begins",
+        ),
+        claims: |facts, grown| {
+            grown.account() == Some(Account::Blocks)
+                && (grown.has(Sign::Backward) || is_computed(grown))
+                && facts.all_grown().any(|it| it.has(Sign::Grad))
+        },
+        why: "`autograd.grad` made it, and its graph keeps the forward pass",
+        fix: "with `create_graph=True` each result carries its graph; what is stored or handed to the next step (history, state, list, total) keeps \
+              it: `.detach()` that, or no `create_graph`",
+    },
+    Keeper {
+        cause: cause(
             "gradients kept, or their graph (`create_graph=True`)",
             "what is made in the backward pass is left in several steps",
             "gradients that are made once, or anew in each step",
@@ -114,7 +146,8 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |_, grown| grown.has(Sign::Model) || grown.has(Sign::Load),
         why: "parameters, made several times",
-        fix: "something refers to the model before (callback, optimizer, closure): `del` it, or `.cpu()`, before the next is loaded",
+        fix: "something refers to each model before (a `functools.lru_cache` or dictionary with the model as key, a callback, optimizer or closure): \
+              empty it, `del` or `.cpu()` the model before the next (`gc.get_referrers` decides)",
     },
     Keeper {
         cause: cause(
@@ -164,7 +197,8 @@ const KEEPERS: &[Keeper] = &[
                 && !grown.has(Sign::Workspace)
         },
         why: "lines of the model leave it each call",
-        fix: "a list, total or attribute keeps the graph: keep `x.item()` or `x.detach().cpu()`, or evaluate under `torch.inference_mode()`",
+        fix: "a list, total, attribute or state handed on (with `retain_graph=True`) keeps the graph: keep `x.item()` or `x.detach().cpu()`, or evaluate under \
+              `torch.inference_mode()`; without gradients, a forward hook or a cache keeps the tensors: clear it, `handle.remove()`",
     },
     Keeper {
         cause: cause(

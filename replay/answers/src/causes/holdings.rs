@@ -46,20 +46,9 @@ const fn cause(name: &'static str, needs: &'static str, against: &'static str) -
     Cause { name, kind: Kind::Beyond, needs, against, find: |_| None }
 }
 
-/// What the two rows of a loop's graph have in common: whether the program trains tells them apart.
+/// What the rows of a loop's graph have in common: the backward passes tell them apart.
 const GRAPH_NEEDS: &str =
-    "blocks that several lines of a model made in each turn of a loop, and that go all together";
-const GRAPH_AGAINST: &str = "results alone, which one or two lines make";
-const GRAPH_SURE: &str = "likely: several lines of the model left blocks in each turn";
-const GRAPH_FIX: &str = "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on; without training, run the \
-                         loop under `torch.inference_mode()`";
-
-fn graph_of_loop(it: &Holding) -> String {
-    format!(
-        "activations that the graph of a loop holds until it ends ({} blocks of several layers)",
-        count(it.blocks)
-    )
-}
+    "blocks that a model made in each turn of a loop, several in each, and that go all together";
 
 const REMEDIES: &[Remedy] = &[
     Remedy {
@@ -127,24 +116,93 @@ const REMEDIES: &[Remedy] = &[
         fix: "`F.scaled_dot_product_attention` (with `MultiheadAttention`: `need_weights=False`), which never makes them whole",
     },
     Remedy {
-        purpose: Purpose::GraphOfLoop,
-        cause: cause("a loop's activations kept by its graph", GRAPH_NEEDS, GRAPH_AGAINST),
+        purpose: Purpose::GraphRetained,
+        cause: cause(
+            "graphs kept after their backward passes",
+            GRAPH_NEEDS,
+            "backward passes that let them go",
+        ),
         at_peak: Kind::Kept,
         least: 3,
-        is: |facts, held, _| facts.growing().is_empty() && !trains(facts, held),
-        what: graph_of_loop,
-        sure: GRAPH_SURE,
-        fix: GRAPH_FIX,
+        is: |facts, _, _| facts.growing().is_empty(),
+        what: |it| {
+            format!(
+                "activations of the earlier turns of a loop ({} blocks), though their backward passes are over",
+                count(it.blocks)
+            )
+        },
+        sure: "certain that backward passes began and ended while they were held; what refers to the graph is not recorded",
+        fix: "`detach()` the state that a turn hands to the next, and no `retain_graph=True`; or a list, total or attribute keeps the loss or \
+              output of each turn: `.item()`, `.detach()`",
+    },
+    Remedy {
+        purpose: Purpose::GraphUnused,
+        cause: cause(
+            "a loop's activations kept by its graph",
+            GRAPH_NEEDS,
+            "a backward pass that needs them",
+        ),
+        at_peak: Kind::Kept,
+        least: 3,
+        is: |facts, _, _| facts.growing().is_empty(),
+        what: |it| {
+            format!(
+                "activations that the graph of a loop holds until it ends ({} blocks of several layers), and no backward pass needs them",
+                count(it.blocks)
+            )
+        },
+        sure: "likely: each turn left several blocks of the model, and no backward pass began before they went",
+        fix: "run the loop under `torch.no_grad()` or `torch.inference_mode()`: what it adds up or collects (losses, outputs) keeps the graph of each \
+              turn, else `.item()` or `.detach().cpu()` of that",
+    },
+    Remedy {
+        purpose: Purpose::GraphOfCall,
+        cause: cause(
+            "activations kept for a backward pass that does not come",
+            "three fifths of what the layers of a model made, eight blocks at least, held together before all go without a backward pass",
+            "calls without gradients, where a layer's output goes when the next is there",
+        ),
+        at_peak: Kind::Spare,
+        least: 3,
+        is: |_, _, _| true,
+        what: |it| {
+            format!(
+                "most of what the layers of a model made in one call ({} blocks), and no backward pass needs it",
+                count(it.blocks)
+            )
+        },
+        sure: "likely: without gradients, the output of a layer goes when the next is there",
+        fix: "call the model under `torch.inference_mode()` or `torch.no_grad()`",
     },
     Remedy {
         purpose: Purpose::GraphOfLoop,
-        cause: cause("one graph for a whole loop", GRAPH_NEEDS, GRAPH_AGAINST),
+        cause: cause("one graph for a whole loop", GRAPH_NEEDS, "results alone, which are fewer"),
         at_peak: Kind::Spare,
         least: 3,
         is: |facts, _, _| facts.growing().is_empty(),
-        what: graph_of_loop,
-        sure: GRAPH_SURE,
-        fix: GRAPH_FIX,
+        what: |it| {
+            format!("activations of all turns of a loop ({} blocks), for one backward pass", count(it.blocks))
+        },
+        sure: "likely: each turn left several blocks of the model",
+        fix: "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on",
+    },
+    Remedy {
+        purpose: Purpose::Gradients,
+        cause: cause(
+            "gradients held while nothing is trained",
+            "gradients at a peak that a model makes for no backward pass, as in an evaluation",
+            "a peak in a backward pass, in the optimizer, or in a forward pass that waits for one",
+        ),
+        at_peak: Kind::Spare,
+        least: LEAST_SAVED,
+        is: |facts, held, _| {
+            facts.failure.is_none() && held.evaluated.0.saturating_mul(LEAST_SAVED) >= held.bytes.0
+        },
+        what: |_| {
+            "gradients of the last step, and the peak is not in a step: no backward pass follows that needs what the model made (evaluation)".into()
+        },
+        sure: "certain that no backward pass used what the model had made by then; gradients that are added up over steps are needed",
+        fix: "`optimizer.zero_grad(set_to_none=True)` after the step, before the evaluation: gradients that are set to zero keep their memory",
     },
     Remedy {
         purpose: Purpose::Buckets,
@@ -208,7 +266,8 @@ const REMEDIES: &[Remedy] = &[
         purpose: Purpose::State,
         cause: cause(
             "the optimizer's state, made at its first step",
-            "a request that failed at a line of the optimizer, or while its state was two fifths of what was held, and nothing grows",
+            "a request that failed at a line of the optimizer, while its state was two fifths of what was held, or that went well before the state \
+             was there, and nothing grows",
             "temporaries of the step, and growth",
         ),
         at_peak: Kind::Beyond,
@@ -216,13 +275,27 @@ const REMEDIES: &[Remedy] = &[
         is: |facts, held, it| match facts.failure {
             Some(Failure::Torch(_, error)) => {
                 let is_much = it.bytes.0.saturating_mul(MUCH.1) >= held.bytes.0.saturating_mul(MUCH.0);
-                facts.growing().is_empty() && (is_much || it.site == error.site)
+                // The same request went well before, without it.
+                let asked = error.requested.unwrap_or(error.bytes);
+                let is_new = it.then.is_some_and(|then| {
+                    then.0.saturating_mul(4) <= it.bytes.0 && it.bytes.0.saturating_sub(then.0) >= asked.0
+                });
+                facts.growing().is_empty()
+                    && (is_much || is_new || it.site == error.site)
+                    && !facts.fits_with_setting()
             }
             Some(Failure::Refused(_) | Failure::Jax(..)) | None => false,
         },
-        what: |_| "state of the optimizer, which its first step makes".into(),
+        what: |it| {
+            match it.then {
+            Some(then) if then.0.saturating_mul(4) <= it.bytes.0 => {
+                "state of the optimizer, which its first step made: a step before that asked for as much and had room".into()
+            }
+            _ => "state of the optimizer, which its first step makes".into(),
+        }
+        },
         sure: "certain: the optimizer's own code asked for it",
-        fix: "an optimizer with less state (8-bit Adam, Adafactor, SGD), or shard it (`ZeroRedundancyOptimizer`, FSDP)",
+        fix: "leave room for it (measure a batch size with an optimizer step in the trial), an optimizer with less state (8-bit Adam, Adafactor, SGD), or shard it (`ZeroRedundancyOptimizer`, FSDP)",
     },
     Remedy {
         purpose: Purpose::Activations,
@@ -313,11 +386,6 @@ const REMEDIES: &[Remedy] = &[
     },
 ];
 
-/// Whether a backward pass is seen on the device.
-fn trains(facts: &Facts<'_>, held: &HeldAt) -> bool {
-    facts.lifetimes.is_some_and(|it| it.devices.iter().any(|it| it.device == held.device && it.n_passes > 0))
-}
-
 fn is_data(facts: &Facts<'_>, held: &HeldAt, it: &Holding) -> bool {
     // What was taken in one go has a cause of its own, and a failed call's own tensors are no data.
     let is_pile = held.piles.iter().any(|pile| pile.site == it.site && pile.course == Course::AtOnce);
@@ -336,7 +404,10 @@ fn is_data(facts: &Facts<'_>, held: &HeldAt, it: &Holding) -> bool {
     let fills = facts.failure.is_none() || it.bytes.0.saturating_mul(5) >= total;
     // If the program holds nothing else, moving the data would make room for nothing.
     let is_all = facts.failure.is_none() && held.holdings.len() < 2;
+    // A cache or a ring fills while models work, up to its bound.
+    let fills_up = it.blocks >= LEAST_LAYERS && it.work_between >= it.blocks;
     is_much
+        && !fills_up
         && !is_all
         && fills
         && !is_pile
@@ -353,7 +424,7 @@ pub(super) fn cases(facts: &Facts<'_>) -> Vec<(&'static Cause, Kind, Case)> {
     for holding in &held.holdings {
         let remedy = REMEDIES.iter().find(|remedy| {
             remedy.purpose == holding.purpose
-                && saved(held, holding).0.saturating_mul(remedy.least) >= held.bytes.0
+                && saved(facts, held, holding).0.saturating_mul(remedy.least) >= held.bytes.0
                 && facts.is_much(holding.bytes)
                 && (remedy.is)(facts, held, holding)
         });
@@ -375,9 +446,15 @@ fn without(held: &HeldAt, holding: &Holding) -> Bytes {
 }
 
 /// What the peak would be lower by; when a request failed, all of it would have been free.
-fn saved(held: &HeldAt, holding: &Holding) -> Bytes {
+fn saved(facts: &Facts<'_>, held: &HeldAt, holding: &Holding) -> Bytes {
+    if facts.failure.is_some() {
+        return holding.bytes;
+    }
     let without = without(held, holding);
-    Bytes(held.bytes.0.saturating_sub(without.0).min(holding.bytes.0))
+    // Without `foreach`, temporaries are made for one parameter after the other.
+    let is_made_anyway = holding.purpose == Purpose::OptimizerTemporaries;
+    let stays = if is_made_anyway { holding.largest.0.min(holding.bytes.0) } else { 0 };
+    Bytes(held.bytes.0.saturating_sub(without.0).min(holding.bytes.0 - stays))
 }
 
 fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) -> Case {
@@ -385,28 +462,33 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         Some(_) => (bytes(held.bytes), " in use then"),
         None => (format!("the peak of {}", bytes(held.bytes)), ""),
     };
-    let saved = match facts.failure {
-        Some(_) => holding.bytes,
-        None => saved(held, holding),
-    };
+    let saved = saved(facts, held, holding);
     // Of these, a part is still made: one at a time, or in pieces.
     let is_part = matches!(
         holding.purpose,
         Purpose::Collected
             | Purpose::GraphOfLoop
+            | Purpose::GraphUnused
+            | Purpose::GraphRetained
+            | Purpose::GraphOfCall
             | Purpose::Activations
             | Purpose::Temporaries
             | Purpose::Data
     );
-    let (without, lower) = (bytes(without(held, holding)), bytes(saved));
+    let (without, lower) = (bytes(Bytes(held.bytes.0.saturating_sub(saved.0))), bytes(saved));
     let worth = match (facts.failure, is_part) {
         (Some(_), _) => format!("needs up to {lower} less at that moment"),
         (None, true) => format!("the peak is up to {lower} lower: without any of them it is {without}"),
-        (None, false) => format!("the same requests without them peak at {without}, {lower} lower"),
+        (None, false) => {
+            format!("the peak is about {lower} lower: the same requests without them peak at {without}")
+        }
     };
     let holder = facts.holders().find(|holder| holder.site == holding.site);
     let site = match (holding.purpose, holding.called.split_once(", called from ")) {
         (Purpose::Collected, _) => format!("{}, collected by {}", facts.site(holding.site), holding.called),
+        (Purpose::Gradients, _) if !holding.called.is_empty() => {
+            format!("{}, by the backward pass of {}", facts.site(holding.site), holding.called)
+        }
         (_, Some((_, callers))) => format!("{}, called from {callers}", facts.site(holding.site)),
         (_, None) => called_at(&facts.site(holding.site), holder),
     };
@@ -420,14 +502,26 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
     }
 }
 
+/// Whether roles say of half of it that a backward pass needs it.
+fn is_awaited(facts: &Facts<'_>, it: &Holding) -> bool {
+    let awaited = facts.holders().filter(|holder| facts.role(holder) == "activations");
+    awaited.map(|holder| holder.bytes.0).sum::<u64>().saturating_mul(2) >= it.bytes.0
+}
+
 /// What a program needs most of, and how people need less of it.
 pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
     let held = facts.held.filter(|held| held.bytes.0 > 0)?;
     let most = held.holdings.first()?;
     let (name, less) = match most.purpose {
+        Purpose::Weights if !most.signs.has(Sign::Model) => {
+            ("tensors held from the start on", "fewer of these, or a smaller type")
+        }
         Purpose::Weights => ("weights", "a smaller type, or sharding (FSDP, ZeRO)"),
         Purpose::Gradients => ("gradients", "a smaller type, or sharding (FSDP, ZeRO)"),
         Purpose::State => ("state of the optimizer", "an 8-bit or sharded optimizer (FSDP, ZeRO)"),
+        Purpose::Activations if !is_awaited(facts, most) => {
+            ("what a model made and the program keeps", "fewer of these on the GPU")
+        }
         Purpose::Activations => {
             ("activations", "activation checkpointing (`torch.utils.checkpoint`), or a smaller batch")
         }
@@ -443,6 +537,9 @@ pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
         Purpose::Converted
         | Purpose::Collected
         | Purpose::GraphOfLoop
+        | Purpose::GraphUnused
+        | Purpose::GraphRetained
+        | Purpose::GraphOfCall
         | Purpose::Workspaces
         | Purpose::Buckets
         | Purpose::Before

@@ -13,14 +13,15 @@ use gputrace_report::model::Value;
 
 mod abandoned_pools;
 mod activations_beyond_card;
-mod another_pool;
+pub(crate) mod another_pool;
 mod caught_errors;
+mod child_contexts;
 mod dense_embedding;
 mod emptied_cache;
 pub(crate) mod external_fragmentation;
 pub mod facts;
 mod graph_per_shape;
-mod growth;
+pub(crate) mod growth;
 pub(crate) mod holdings;
 mod idle_context;
 mod idle_memory;
@@ -31,6 +32,7 @@ mod neighbours;
 mod not_donated;
 mod one_request;
 mod pinned_rounded;
+pub(crate) mod record_stream;
 mod reference_cycles;
 mod starved_library;
 mod streams_made_anew;
@@ -48,9 +50,11 @@ pub const CAUSES: &[Cause] = &[
     another_pool::CAUSE,
     another_pool::IDLE,
     caught_errors::CAUSE,
+    child_contexts::CAUSE,
     dense_embedding::CAUSE,
     emptied_cache::CAUSE,
     external_fragmentation::CAUSE,
+    external_fragmentation::WITH_ROOM,
     graph_per_shape::CAUSE,
     idle_context::CAUSE,
     idle_memory::CAUSE,
@@ -60,7 +64,9 @@ pub const CAUSES: &[Cause] = &[
     neighbours::CAUSE,
     not_donated::CAUSE,
     one_request::CAUSE,
+    one_request::TWICE,
     pinned_rounded::CAUSE,
+    record_stream::CAUSE,
     reference_cycles::CAUSE,
     starved_library::CAUSE,
     streams_made_anew::CAUSE,
@@ -167,6 +173,12 @@ impl Fix {
 pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     let of_causes = CAUSES.iter().filter_map(|cause| Some((cause, cause.kind, (cause.find)(facts)?)));
     let mut all: Vec<Found> = of_causes.chain(growth::case(facts)).chain(holdings::cases(facts)).collect();
+    // What an attempt still held is no growth.
+    if let Some(held) =
+        all.iter().find(|(cause, ..)| cause.name == caught_errors::CAUSE.name).map(|it| it.2.bytes.0)
+    {
+        all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > held + held / LITTLE);
+    }
     let rank = |kind: Kind| match kind {
         Kind::Grew => 0,
         Kind::Churned => 2,
@@ -200,12 +212,22 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
             all[at..=at + 1 + later].rotate_left(1);
         }
     }
+    // More than all cannot be saved: what comes later is counted already.
+    let (mut sum, held) = (0_u64, facts.held.map_or(0, |held| held.bytes.0));
+    all.retain(|(_, kind, case)| {
+        let is_of_peak = matches!(kind, Kind::Kept | Kind::Peak | Kind::Spare);
+        let is_new = *kind != Kind::Spare || sum == 0 || sum.saturating_add(case.bytes.0) <= held;
+        sum = sum.saturating_add(if is_of_peak && is_new { case.bytes.0 } else { 0 });
+        is_new
+    });
     all
 }
 
 /// A case, its cause, and what of the memory it is that goes wrong.
 pub type Found = (&'static Cause, Kind, Case);
 
+/// One in so many is little.
+const LITTLE: u64 = 20;
 /// What is held is several times as much as what grew.
 const SEVERAL: u64 = 4;
 

@@ -4,6 +4,7 @@ use gputrace_schemas::event::Bytes;
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::Holder;
+use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
 
 /// A tensor is repeated at most so many times: larger multiples are by chance.
@@ -16,6 +17,57 @@ pub(super) const CAUSE: Cause = Cause {
     against: "more in use than was asked for, or enough on the device for both",
     find,
 };
+
+/// As much again of what the same function had just made.
+pub(super) const TWICE: Cause = Cause {
+    name: "a large intermediate result, needed twice",
+    kind: Kind::Beyond,
+    needs: "a request of a quarter of the device that failed while one block of that size, or of half or twice that, was two thirds of what was in use, from the same file",
+    against: "several layers, or several blocks of that size",
+    find: twice,
+};
+
+pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
+    let Failure::Torch(ordinal, error) = facts.failure? else { return None };
+    let asked = error.requested.unwrap_or(error.bytes);
+    let total = error.device.map(|(_, total)| total).or_else(|| Some(facts.story.device(ordinal)?.total))?;
+    let file = |site: SiteId| Some(facts.story.ledger.sites.site(site)?.file.clone());
+    let is_twin = |holder: &&Holder| {
+        let (size, n) = holder.sizes.last_key_value().map_or((0, 0), |(size, n)| (size.0, *n));
+        let is_of_size =
+            [size, size.saturating_mul(2), size / 2].iter().any(|it| it.abs_diff(asked.0) <= asked.0 / 50);
+        n == 1 && is_of_size && file(holder.site).is_some_and(|of| file(error.site) == Some(of))
+    };
+    let twin = facts.holders().find(is_twin)?;
+    let size = twin.sizes.last_key_value().map_or(0, |(size, _)| size.0);
+    let is_most = size.saturating_mul(3) >= error.allocated.0.saturating_mul(2);
+    let is_beyond =
+        asked.0.saturating_mul(4) >= total.0 && asked.0.saturating_add(error.allocated.0) > total.0;
+    (is_most && is_beyond && total.0 > 0).then(|| Case {
+        what: format!(
+            "{} of {} in use are one tensor, made at {}, and {} more were asked for to work on it: both are more than \
+             the card's {}",
+            bytes(Bytes(size)),
+            bytes(error.allocated),
+            facts.site(twin.site),
+            bytes(asked),
+            bytes(total)
+        ),
+        site: facts.site(error.site),
+        bytes: Bytes(size.saturating_add(asked.0)),
+        sure: "certain of the sizes; how the tensor came to be so large is not recorded".into(),
+        fix: Fix::words(
+            "in pieces (`torch.chunk`, a smaller batch or input), or never whole: `torch.cdist` or a matrix product instead of a broadcast difference, \
+             `torch.sparse.mm` instead of one row for each edge, indices instead of one-hot, `expand` instead of `repeat`, a loss in chunks",
+            "",
+        ),
+        verb: "oom",
+    })
+}
+
+/// What JAX asks for at once is mostly the memory that an executable works in.
+const OF_JAX: &str = "XLA asks for all that a jitted function works with at once: a smaller batch or size there, `jax.lax.map(..., batch_size=n)` in \
+                      pieces; if it differentiates a `lax.scan` or a deep model, the residuals of all steps are in it: `jax.checkpoint` on the body";
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let failure = facts.failure?;
@@ -53,6 +105,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             ),
             "keep the smaller tensor and broadcast it: `unsqueeze`/`expand` instead of `repeat`, and no `.contiguous()` or `reshape` of it",
         ),
+        None if matches!(failure, Failure::Jax(..)) => (String::new(), OF_JAX),
         None => (
             String::new(),
             "build it in pieces, or not at all: reduce without the dense tensor (`scatter_reduce`, `index_add`), or a smaller size there",

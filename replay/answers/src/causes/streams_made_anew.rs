@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Bytes, Nanos};
+use gputrace_schemas::event::Bytes;
 
 use super::facts::device;
 use super::{Case, Cause, Facts, Fix, Kind};
@@ -15,8 +15,8 @@ use gputrace_trace::words::{bytes, count, time};
 const LEAST_STREAMS: usize = 4;
 /// As many as this are made anew, even where each is used to the end.
 pub(super) const MANY_STREAMS: usize = 16;
-/// A stream is left behind if nothing was asked for on it in this part of the run, at the end.
-const LATE: f64 = 0.1;
+/// A stream is left behind if nothing was asked for on it in this part of the requests, at the end: one in so many.
+const LATE: u64 = 10;
 
 pub(super) const CAUSE: Cause = Cause {
     name: "side streams made anew",
@@ -36,12 +36,12 @@ pub(super) const IDLE: Cause = Cause {
 };
 
 fn idle(facts: &Facts<'_>) -> Option<Case> {
-    let late = late(facts);
     let devices = cache::torches(facts.story).filter_map(|(ordinal, torch)| {
         let lifetimes = facts.lifetimes?;
         let of_device = lifetimes.streams.iter().filter(|used| used.device == ordinal);
-        let goes_on = of_device.clone().any(|used| used.until >= late);
-        let left: Vec<&StreamUse> = of_device.filter(|used| used.stream != 0 && used.until < late).collect();
+        let goes_on = of_device.clone().any(|used| !is_left(facts, used));
+        let left: Vec<&StreamUse> =
+            of_device.filter(|used| used.stream != 0 && is_left(facts, used)).collect();
         let free: u64 = left.iter().map(|used| used.peak.0.saturating_sub(used.at_end.0)).sum();
         // What is not reserved beyond what is in use is no waste.
         let free = free.min(torch.reserved.now.0.saturating_sub(torch.allocated.now.0));
@@ -85,23 +85,22 @@ pub(super) fn stranded<'a>(facts: &Facts<'a>, ordinal: i16) -> Option<(Bytes, Ve
     let free = |used: &StreamUse| used.peak.0.saturating_sub(used.at_end.0);
     let sum = |streams: &[&StreamUse]| streams.iter().map(|used| free(used)).sum::<u64>();
     let streams = by_site.into_values().max_by_key(|streams| sum(streams))?;
-    let late = late(facts);
     // PyTorch hands out 32 streams in turn: who makes them anew in a long run comes back to each.
-    let is_left = streams.len() >= MANY_STREAMS || streams.iter().any(|used| used.until < late);
+    let is_left = streams.len() >= MANY_STREAMS || streams.iter().any(|used| is_left(facts, used));
     (streams.len() >= LEAST_STREAMS && is_left).then(|| (Bytes(sum(&streams)), streams))
 }
 
-/// When the last part of the run begins.
-fn late(facts: &Facts<'_>) -> Nanos {
-    let (first, last) = (facts.story.ledger.first.unwrap_or_default(), facts.story.ledger.last);
-    Nanos(last.0 - ((last.0 - first.0) as f64 * LATE) as u64)
+/// Nothing was asked for on it in the last part of the device's requests. Time would say less: the CPU runs ahead of the GPU.
+fn is_left(facts: &Facts<'_>, used: &StreamUse) -> bool {
+    let all = facts.lifetimes.into_iter().flat_map(|it| &it.streams).filter(|it| it.device == used.device);
+    used.after.saturating_mul(LATE) >= all.map(|it| it.blocks).sum::<u64>()
 }
 
-/// Whether one of several streams was left behind: nothing was asked for on it in the last part of the run.
+/// Whether one of several streams was left behind.
 pub(super) fn is_some_left(facts: &Facts<'_>, streams: &[Option<u64>]) -> bool {
-    let late = late(facts);
     let used = facts.lifetimes.into_iter().flat_map(|it| &it.streams);
-    used.filter(|used| streams.contains(&Some(used.stream)) && used.stream != 0).any(|used| used.until < late)
+    used.filter(|used| streams.contains(&Some(used.stream)) && used.stream != 0)
+        .any(|used| is_left(facts, used))
 }
 
 fn find(facts: &Facts<'_>) -> Option<Case> {

@@ -14,7 +14,7 @@ pub(super) const CAUSE: Cause = Cause {
     name: "a workspace of cuBLAS for each stream",
     kind: Kind::Kept,
     needs: "blocks that PyTorch asked for as workspaces, on several streams",
-    against: "one or two streams, whose workspaces any program has; a few streams that take turns to the end",
+    against: "streams of captured graphs; one or two streams, whose workspaces any program has; a few streams that take turns to the end",
     find,
 };
 
@@ -28,7 +28,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let n_blocks: u64 = facts.holders().filter(|it| is_workspace(it)).map(|it| it.blocks).sum();
     // A few that take turns to the end are a program's own.
     let is_made_anew = streams.len() >= MANY_STREAMS || is_some_left(facts, &streams);
-    (streams.len() >= LEAST_STREAMS && is_made_anew && facts.is_much(held)).then(|| Case {
+    // A capture has a stream and a workspace of its own: as many as there are graphs.
+    let n_graphs = facts.story.ledger.torch_pools.pools.values().map(|pool| pool.graphs.len()).sum::<usize>();
+    let is_of_graphs = n_graphs > 0 && streams.len() < MANY_STREAMS.max(n_graphs + LEAST_STREAMS);
+    (streams.len() >= LEAST_STREAMS && is_made_anew && !is_of_graphs && facts.is_much(held)).then(|| Case {
         what: format!(
             "{} are workspaces of cuBLAS: one for each of {} streams that the line below ran the model on, and each handle ({} blocks); they stay",
             bytes(held),

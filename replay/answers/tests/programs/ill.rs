@@ -331,7 +331,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "pairwise_differences",
         thread: "https://github.com/lotus-data/lotus/pull/16",
         truth: "one function makes differences of all pairs, then their squares, which fails",
-        causes: &["", "one request larger than the card", "temporaries of one function"],
+        causes: &["a large intermediate result, needed twice"],
         lines: &["distances.py:7", "distances.py:6"],
         scene: |job| {
             let net = job.net("/job/net.py", MAKE, &sizes(1), 4 * MIB);

@@ -117,8 +117,12 @@ impl Job {
 
     /// The output of one layer.
     pub(crate) fn layer(&mut self, net: &Net, layer: usize, bytes: u64, at: &str) -> Block {
-        let by = format!("{},{}", linear(), inside(&format!("Net.forward@{}:{}", net.file, 10 + layer), at));
-        self.put(bytes, &by)
+        self.put(bytes, &Job::line_of(net, layer, at))
+    }
+
+    /// Where a layer asks for its output.
+    pub(crate) fn line_of(net: &Net, layer: usize, at: &str) -> String {
+        format!("{},{}", linear(), inside(&format!("Net.forward@{}:{}", net.file, 10 + layer), at))
     }
 
     /// A call without gradients: one layer's output goes when the next is there. The last one stays.

@@ -10,7 +10,7 @@ use gputrace_replay::analyse::growth::Growth;
 use gputrace_replay::analyse::live::{Lines, Native, Parts, When};
 use gputrace_replay::answers::moment;
 use gputrace_replay::answers::postmortem::Postmortem;
-use gputrace_replay::answers::verdict::verdict;
+use gputrace_replay::answers::verdict::verdict_beside;
 use gputrace_replay::ledger::{Unwatched, Watch};
 use gputrace_replay::reduce::{Head, Summary, is_summary};
 use gputrace_replay::report;
@@ -24,6 +24,11 @@ use gputrace_schemas::printable::Screen;
 
 use super::Verb;
 use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
+
+/// Traces of child processes that are looked at for a verdict.
+const MOST_CHILDREN: usize = 64;
+/// Larger ones are left out, bytes.
+const MOST_OF_CHILD: u64 = 4 << 20;
 
 pub(super) const VERB: Verb = Verb::new::<ReportArgs>("report", run).of_summaries().of_replays();
 
@@ -133,9 +138,27 @@ pub(super) fn understood_and(
     let story = Story::with_lifetimes_and(source, categories, &mut both);
     let (growth, _) = both;
     let found = Postmortem::of_story(story, source, &growth);
-    let verdict = verdict(&found, source);
+    let verdict = verdict_beside(&found, source, &beside(Path::new(&found.story.path)));
     let story = if wanted == Shown::OnDemand { found.story.with_gaps(source) } else { found.story };
     (story, verdict)
+}
+
+/// Traces of the processes that a process started: `NAME.PID.gtr` beside `NAME.gtr`. Large ones are not read for that.
+fn beside(path: &Path) -> Vec<Story> {
+    let stem = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".gtr"));
+    let Some((stem, folder)) = stem.zip(path.parent()) else { return vec![] };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let is_child = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let pid = name.strip_prefix(stem).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".gtr"));
+        pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit()))
+            && path.metadata().is_ok_and(|file| file.len() <= MOST_OF_CHILD)
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut children: Vec<PathBuf> = entries.filter(is_child).collect();
+    children.sort();
+    children.truncate(MOST_CHILDREN);
+    children.iter().filter_map(|path| Story::read(path).ok()).collect()
 }
 
 /// What is said of one process.

@@ -1,0 +1,49 @@
+//! Contexts of processes that the program started, and that ask for no memory: loader workers that touched CUDA.
+
+use gputrace_schemas::event::Bytes;
+
+use super::{Case, Cause, Facts, Fix, Kind};
+use gputrace_analyse::story::Story;
+use gputrace_trace::ledger::Context;
+use gputrace_trace::words::{bytes, count};
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "contexts of child processes that allocate nothing",
+    kind: Kind::Kept,
+    needs: "traces of processes beside this one that hold a context and ask for no memory, and together a twentieth of what it holds",
+    against: "processes that use the GPU",
+    find,
+};
+
+/// The context of a process that asked for nothing on any device, and what NVML charged it for.
+fn idle(story: &Story) -> Option<(&Context, Bytes)> {
+    let is_used = story.ledger.devices.values().any(|books| books.allocs > 0 || books.torch.is_some());
+    let context = story.ledger.contexts().find(|context| context.device >= 0).filter(|_| !is_used)?;
+    let charged =
+        story.ledger.devices.get(&context.device).and_then(|books| books.samples.largest?.process_used);
+    Some((context, charged?))
+}
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    let children: Vec<_> = facts.beside.iter().filter_map(|story| Some((story, idle(story)?))).collect();
+    let (story, (context, each)) = *children.first()?;
+    let all = Bytes(children.iter().map(|(_, (_, charged))| charged.0).sum());
+    facts.is_much(all).then(|| Case {
+        what: format!(
+            "{} child processes hold a CUDA context each and never allocate: {} in all, {} in process {}",
+            count(children.len() as u64),
+            bytes(all),
+            bytes(each),
+            story.process.pid
+        ),
+        site: story.ledger.sites.site_name(context.site),
+        bytes: all,
+        sure: "certain: their traces have the contexts, with what NVML charged, and no request for memory".into(),
+        fix: Fix::words(
+            "no CUDA call in these processes (`set_device`, `synchronize`, a tensor on the GPU in `worker_init_fn`, `Dataset` or `collate_fn`), or \
+             hide the GPU from them: `CUDA_VISIBLE_DEVICES=`",
+            format!("gives back {}", bytes(all)),
+        ),
+        verb: "report --all",
+    })
+}
