@@ -158,7 +158,6 @@ fn names_reach_a_terminal_only_through_what_makes_them_printable() {
     }
 }
 
-/// What lies in object storage is brought by `trace/files.rs`: whatever opens a trace by another way reads files of this machine only.
 #[test]
 fn the_shim_asks_which_processor_it_is_for_in_one_place() {
     for (file, text) in sources("shim") {
@@ -173,6 +172,7 @@ fn the_shim_asks_which_processor_it_is_for_in_one_place() {
     }
 }
 
+/// What lies in object storage is brought by `trace/files.rs`: whatever opens a trace by another way reads files of this machine only.
 #[test]
 fn traces_are_opened_in_one_place() {
     const WAYS: [&str; 5] =
