@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares `gputrace whatif` with the truth: ten training programs are recorded once, edited, and really run with each edit.
+"""Compares `gputrace whatif` with the truth: training programs are recorded once, edited, and really run with each edit.
 
 usage: edits.py judge GPUTRACE LIBRARY OUTDIR [PROGRAM...]   predicts, runs, and prints a table; all programs if none is named
        edits.py run PROGRAM EDITS OUT.json                   runs one program with EDITS, a string such as "--optimizer sgd"
@@ -8,13 +8,17 @@ usage: edits.py judge GPUTRACE LIBRARY OUTDIR [PROGRAM...]   predicts, runs, and
 GPUTRACE is the command, LIBRARY is `libgputrace.so`. EDITS are spelled as for `gputrace whatif`. `run` writes what PyTorch says it
 had allocated and reserved at most. `judge` asks for all predictions of a program before it runs any edit. It writes to OUTDIR, as
 results arrive: table.txt, rows.jsonl, answers.jsonl (the JSON of `whatif`) and, at the end, traces.N.tar. It needs one GPU of
-80 GB and takes at most nine minutes; with two GPUs it also runs layouts. Variables: JOBS, how many programs run at a time (4);
-EDITS_SECONDS, after which no run starts (480); EDITS_WHEELS, a folder of wheels for libraries that are missing (.gpu/wheels);
-EDITS_CPU, to check the programs without a GPU: they are small, and all figures are zero.
+80 GB; with two GPUs it also runs layouts. Cheap programs come first, and as many run at a time as fit into the memory of the GPUs.
+Variables: EDITS_PROGRAMS, the file of the programs beside this one, without .py (edits_programs; edits_programs2 has ten others); JOBS, how many programs run at
+a time at most (4 for each GPU); EDITS_SECONDS, after which no run starts (200: then all has ended after 240); EDITS_LIMIT, seconds
+for one run; EDITS_WHEELS, a folder of wheels for libraries that are missing (.gpu/wheels); EDITS_CPU, no GPU, all figures are
+zero; EDITS_TINY, small models.
 """
-import contextlib, glob, importlib.util, json, os, subprocess, sys, tarfile, tempfile, threading, time, traceback, zipfile
+import ast, concurrent.futures, contextlib, glob, importlib, importlib.util, json, math, os, signal, subprocess, sys, tarfile, tempfile, threading, time, traceback, zipfile
 
 HERE = os.path.abspath(__file__)
+# The module of the programs.
+PROGRAMS = os.environ.get("EDITS_PROGRAMS", "edits_programs")
 # The exit status of `run` if a library is missing.
 SKIPPED = 77
 MIB = 1 << 20
@@ -64,6 +68,22 @@ LAYOUTS = {
     "resnet": ["--layout ddp:2"],
     "moe": ["--layout zero1:2", "--layout fsdp:2"],
 }
+# GiB that a run of a program is expected to reserve, and the seconds after which a run is stopped.
+GIB, LIMIT = {}, 120
+
+
+def constants():
+    """CASES, LAYOUTS, GIB and LIMIT of the file of the programs, where it has them: it is not run, since it needs PyTorch."""
+    with open(os.path.join(os.path.dirname(HERE), PROGRAMS + ".py")) as file:
+        for it in ast.parse(file.read()).body:
+            if isinstance(it, ast.Assign) and getattr(it.targets[0], "id", "") in ("CASES", "LAYOUTS", "GIB", "LIMIT"):
+                globals()[it.targets[0].id] = ast.literal_eval(it.value)
+
+
+constants()
+LIMIT = float(os.environ.get("EDITS_LIMIT", LIMIT))
+# GiB of a GPU of 80 GB that programs may take together; each also needs a context.
+ROOM = 68
 VALUES = {
     "--optimizer": ["sgd", "momentum", "adam", "adamw", "adafactor"],
     "--adam": ["foreach", "for-loop", "fused"],
@@ -83,7 +103,8 @@ def parsed(text):
     words = text.split()
     edits = dict(zip(words[::2], words[1::2]))
     for name, value in edits.items():
-        if name not in VALUES or VALUES[name] and value not in VALUES[name]:
+        chosen = name == "--checkpoint" and value.startswith("layers:")
+        if name not in VALUES or VALUES[name] and value not in VALUES[name] and not chosen:
             sys.exit(f"edits.py: {name} {value} is not an edit; use one of {VALUES.get(name) or list(VALUES)}")
     if len(words) != 2 * len(edits):
         sys.exit(f"edits.py: {text!r} is not a list of different edits with one value each")
@@ -94,8 +115,11 @@ class Edits:
     """Applies edits to a program, as a user of PyTorch would write them into it."""
 
     def __init__(self, text):
-        import torch, edits_programs
-        self.torch, self.gpu, self.small = torch, edits_programs.GPU, edits_programs.SMALL
+        import torch
+        self.torch, self.gpu = torch, importlib.import_module(PROGRAMS).GPU
+        self.small = self.gpu == "cpu"
+        # What was done, to be looked at by a person.
+        self.done = {}
         self.edits = parsed(text)
         self.scaler = None
         self.layout = self.edits.get("--layout", "").split(":")[0]
@@ -113,6 +137,7 @@ class Edits:
         torch = self.torch
         self.precision = self.edits.get("--precision", precision)
         self.accumulate = int(self.edits.get("--accumulate", accumulate))
+        self.note("in", f"{self.precision} x {self.accumulate}, set to none {self.edits.get('--set-to-none', set_to_none)}")
         self.set_to_none = self.edits.get("--set-to-none", set_to_none) == "yes"
         # The type of floating-point inputs, such as images.
         self.dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
@@ -132,8 +157,12 @@ class Edits:
                 it.requires_grad_(False)
         model.train()
         model.to(self.gpu, self.dtype) if self.precision == "bf16" else model.to(self.gpu)
+        sizes = [(it.numel(), it.requires_grad) for it in model.parameters()]
+        self.note("trains", f"{sum(n for n, trained in sizes if trained) / 1e6:.3f} of {sum(n for n, _ in sizes) / 1e6:.3f} M")
+        self.note("types", "+".join(sorted({str(it.dtype)[6:] for it in model.parameters()})))
         if "--checkpoint" in self.edits:
-            self.recompute(model, blocks, 1 if self.edits["--checkpoint"] == "all" else 2)
+            assert blocks, "this program has no layers to compute again"
+            self.recompute(model, blocks, chosen(self.edits["--checkpoint"], len(blocks)))
         if self.layout in ("ddp", "zero1"):
             # `device_ids` is for GPUs only.
             devices = {} if self.small else {"device_ids": [torch.cuda.current_device()]}
@@ -147,21 +176,29 @@ class Edits:
             fully_shard(model, mesh=mesh)
         return model
 
-    def recompute(self, model, blocks, every):
-        """Every so many blocks are computed again in the backward pass, the first of them included."""
+    def recompute(self, model, blocks, again):
+        """The blocks with the numbers `again` are computed again in the backward pass."""
         from torch.utils.checkpoint import checkpoint
+        self.note("again", f"{len(again)} of {len(blocks)}")
         if hasattr(model, "gradient_checkpointing_enable"):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             for number, block in enumerate(blocks):
                 assert block.gradient_checkpointing, f"{type(block).__name__} is not computed again"
-                block.gradient_checkpointing = number % every == 0
+                block.gradient_checkpointing = number in again
             return
 
-        def again(forward):
+        def with_checkpoint(forward):
             return lambda *values, **named: checkpoint(forward, *values, use_reentrant=False, **named)
 
-        for block in blocks[::every]:
-            block.forward = again(block.forward)
+        for number in again:
+            blocks[number].forward = with_checkpoint(blocks[number].forward)
+
+    def note(self, name, text):
+        self.done[name] = f"{self.done[name]} and {text}" if name in self.done else text
+
+    def said(self):
+        """What was done, in one line."""
+        return ", ".join(f"{name} {text}" for name, text in self.done.items())
 
     def optimizer(self, parameters, kind, **how):
         """The program's optimizer, or that of the edit with the same learning rate."""
@@ -174,6 +211,7 @@ class Edits:
             assert kind in (optim.Adam, optim.AdamW), "--adam needs Adam or AdamW"
             how = {name: value for name, value in how.items() if name not in ("foreach", "fused")}
             how.update({"foreach": {"foreach": True}, "for-loop": {"foreach": False}, "fused": {"fused": True}}[self.edits["--adam"]])
+        self.note("by", kind.__name__ + "".join(f" {name}={how[name]}" for name in ("momentum", "foreach", "fused") if name in how))
         parameters = list(parameters)
         if not isinstance(parameters[0], dict):
             parameters = [it for it in parameters if it.requires_grad]
@@ -235,6 +273,15 @@ class Edits:
             mine, ranks = ranks[0], [None] * dist.get_world_size()
             dist.all_gather_object(ranks, mine)
         return {**{key: max(rank[key] for rank in ranks) for key in ranks[0]}, "ranks": ranks}
+
+
+def chosen(text, n_blocks):
+    """The numbers of the blocks that `--checkpoint` names; layers:0..5 are six."""
+    if text.startswith("layers:"):
+        first, last = map(int, text[7:].split(".."))
+        assert 0 <= first <= last < n_blocks, f"{text}: there are {n_blocks} layers"
+        return range(first, last + 1)
+    return range(0, n_blocks, 1 if text == "all" else 2)
 
 
 class OnCpu:
@@ -312,20 +359,77 @@ def run(program, text, out):
     sys.path.insert(0, os.path.dirname(HERE))
     missing_libraries()
     try:
-        import torch, edits_programs
+        import torch
+        programs = importlib.import_module(PROGRAMS)
         torch.manual_seed(0)
-        edits = Edits(text)
-        edits_programs.PROGRAMS[program](edits)
+        edits, began = Edits(text), time.time()
+        programs.PROGRAMS[program](edits)
     except ImportError as error:
         print(f"SKIP {program}: {error}", file=sys.stderr, flush=True)
         sys.exit(SKIPPED)
-    peaks = edits.peaks()
+    peaks = {**edits.peaks(), "seconds": round(time.time() - began, 2), "did": edits.said()}
     if int(os.environ.get("RANK", 0)) == 0:
+        print("edits: " + edits.said(), file=sys.stderr, flush=True)
         with open(out, "w") as file:
             json.dump(peaks, file)
     if edits.layout:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+
+
+def command_of(program, edits, out):
+    launcher = []
+    if "--layout" in edits:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", edits.split("--layout ")[1].split()[0].split(":")[1]]
+    return [sys.executable, *launcher, HERE, "run", program, edits, out]
+
+
+class Turns:
+    """Says when a run may start, and on which GPUs: in order, as far as the memory of the GPUs and the number of jobs allow."""
+
+    def __init__(self, n_gpus, n_jobs):
+        self.room, self.n_free = [ROOM] * max(1, n_gpus), max(n_jobs, n_gpus)
+        self.waiting, self.changed = [], threading.Condition()
+
+    def fits(self, need, needs_all):
+        """The GPUs for a run; none if it has to wait."""
+        if self.n_free < (len(self.room) if needs_all else 1):
+            return []
+        gpus = sorted(range(len(self.room)), key=lambda gpu: -self.room[gpu])
+        gpus = gpus if needs_all else gpus[:1]
+        return gpus if all(self.room[gpu] >= need for gpu in gpus) else []
+
+    def first(self):
+        """Who may start next. What needs much room waits for at most 15 seconds behind what needs little."""
+        for it in sorted(self.waiting):
+            if self.fits(it[2], it[3]):
+                return it
+            if time.time() > it[4] + 15:
+                return None
+
+    @contextlib.contextmanager
+    def turn(self, order, need, needs_all):
+        # Whole numbers, so that nothing is lost when they are given back.
+        need = min(math.ceil(need), ROOM)
+        mine = (order, id(threading.current_thread()), need, needs_all, time.time())
+        with self.changed:
+            self.waiting.append(mine)
+            while self.first() != mine:
+                self.changed.wait()
+            gpus = self.fits(need, needs_all)
+            self.waiting.remove(mine)
+            self.change(gpus, -need)
+        try:
+            yield gpus
+        finally:
+            with self.changed:
+                self.change(gpus, need)
+
+    def change(self, gpus, by):
+        for gpu in gpus:
+            self.room[gpu] += by
+        self.n_free += len(gpus) if by > 0 else -len(gpus)
+        self.changed.notify_all()
 
 
 class Judge:
@@ -335,9 +439,10 @@ class Judge:
         self.work = tempfile.mkdtemp(prefix="edits-")
         self.n_gpus = n_gpus()
         self.began = time.time()
-        self.end = self.began + float(os.environ.get("EDITS_SECONDS", 480))
-        self.lock, self.turn = threading.Lock(), threading.Semaphore(int(os.environ.get("JOBS", 4)))
-        self.rows, self.n_runs = [], 0
+        self.end = self.began + float(os.environ.get("EDITS_SECONDS", 200))
+        self.lock, self.turns = threading.Lock(), Turns(self.n_gpus, int(os.environ.get("JOBS", 4 * max(1, self.n_gpus))))
+        self.predicting = concurrent.futures.ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 2))
+        self.rows = []
         for name in ("table.txt", "rows.jsonl", "answers.jsonl"):
             open(os.path.join(self.folder, name), "w").close()
 
@@ -353,38 +458,43 @@ class Judge:
             self.append("table.txt", line_of(row))
             print(f"{time.time() - self.began:4.0f} s  {line_of(row)}", flush=True)
 
-    def command(self, program, edits, out):
-        launcher = []
-        if "--layout" in edits:
-            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", edits.split("--layout ")[1].split()[0].split(":")[1]]
-        return [sys.executable, *launcher, HERE, "run", program, edits, out]
-
-    def execute(self, command, needs_all):
+    def execute(self, command, order, need, needs_all):
         """Runs a program when it is its turn; returns its exit status and the end of its errors."""
-        with self.turn:
+        with self.turns.turn(order, need, needs_all) as gpus:
             if time.time() > self.end:
                 return None, "not run: EDITS_SECONDS are over"
-            with self.lock:
-                self.n_runs += 1
-                gpu = self.n_runs % max(1, self.n_gpus)
             # Settings of the caller's shell would change what the allocator does.
             settings = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
             environment = {name: value for name, value in os.environ.items() if name not in settings}
             environment.update(GPUTRACE_LIBRARY=self.library, OMP_NUM_THREADS="4", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
             if self.n_gpus > 1 and not needs_all:
                 visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(self.n_gpus)))).split(",")
-                environment["CUDA_VISIBLE_DEVICES"] = visible[gpu]
-            limit = max(20, min(240, self.end + 40 - time.time()))
+                environment["CUDA_VISIBLE_DEVICES"] = visible[gpus[0]]
+            limit = min(LIMIT, self.end + 40 - time.time())
+            # A session of its own: a run that is stopped takes its own processes along, which would keep memory of the GPU.
+            ran = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            )
             try:
-                ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+                said, errors = ran.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
+                # torchrun ends its processes, which have sessions of their own, if it is asked first.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(ran.pid, signal.SIGTERM)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        ran.wait(4)
+                    os.killpg(ran.pid, signal.SIGKILL)
+                ran.wait()
                 return None, f"stopped after {limit:.0f} s"
-            return ran.returncode, (ran.stderr + ran.stdout if ran.returncode else ran.stderr)[-4000:]
+            return ran.returncode, (errors + said if ran.returncode else errors)[-4000:]
 
-    def truth(self, program, edits, before=()):
+    def truth(self, program, edits, need, before=()):
         """What the program says of itself, or an error."""
         out = os.path.join(self.work, f"{program}{edits.replace('-', '').replace(' ', '.').replace(':', '')}.{len(before)}.json")
-        status, errors = self.execute([*before, *self.command(program, edits, out)], "--layout" in edits)
+        place = [*CASES[program], *LAYOUTS.get(program, [])].index(edits) if edits else -1
+        # All programs are recorded first: who waits for predictions leaves the GPU to others.
+        order = (bool(edits), list(CASES).index(program), place)
+        status, errors = self.execute([*before, *command_of(program, edits, out)], order, need, "--layout" in edits)
         if "SKIP " in errors and not os.path.exists(out):
             return {"skip": errors[errors.find("SKIP "):].splitlines()[0]}
         if not os.path.exists(out):
@@ -397,10 +507,10 @@ class Judge:
         """The answer of `whatif` as fields of a row."""
         command = [self.gputrace, "whatif", "--json", *edits.split(), trace]
         try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=min(120, max(5, self.end - time.time())))
             answer = json.loads(ran.stdout)
         except (subprocess.TimeoutExpired, ValueError) as error:
-            errors = "more than 120 s" if isinstance(error, subprocess.TimeoutExpired) else ran.stderr
+            errors = "it took too long" if isinstance(error, subprocess.TimeoutExpired) else ran.stderr
             return {"refused": reason(errors)}
         with self.lock:
             self.append("answers.jsonl", json.dumps({"program": program, "edits": edits, "answer": answer}))
@@ -423,22 +533,25 @@ class Judge:
     def program(self, program):
         """Records the program, predicts all edits, and only then runs them."""
         trace = os.path.join(self.folder, f"{program}.gtr")
-        recorded = self.truth(program, "", [self.gputrace, "record", "-F", "-o", trace, "--"])
+        need = 1.3 * GIB.get(program, 16)
+        recorded = self.truth(program, "", need, [self.gputrace, "record", "-F", "-o", trace, "--"])
         if "allocated" not in recorded or not os.path.exists(trace):
             failed = recorded if "allocated" not in recorded else {"failed": "no trace was written"}
             return self.write({"program": program, "edits": "", "kind": "recorded", "truth": failed})
         asked = CASES[program] + (LAYOUTS.get(program, []) if self.n_gpus > 1 else [])
-        predicted = {edits: self.predict(program, edits, trace) for edits in asked}
+        predicted = dict(zip(asked, self.predicting.map(lambda edits: self.predict(program, edits, trace), asked)))
         replayed = next((it["recorded"] for it in predicted.values() if it.get("recorded")), None)
         self.write({"program": program, "edits": "", "kind": "recorded", "truth": recorded, "replayed": replayed})
-        threads = [threading.Thread(target=self.edit, args=(program, edits, predicted[edits])) for edits in asked]
+        # An edit may need more.
+        need = 1.5 * recorded["reserved"] / (1 << 30) + 2 if recorded["reserved"] else need
+        threads = [threading.Thread(target=self.edit, args=(program, edits, predicted[edits], need)) for edits in asked]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
 
-    def edit(self, program, edits, predicted):
+    def edit(self, program, edits, predicted, need):
         row = {"program": program, "edits": edits, "kind": "edit", "predicted": predicted}
         try:
-            row["truth"] = self.truth(program, edits)
+            row["truth"] = self.truth(program, edits, need)
             for kind in ("allocated", "reserved"):
                 true = row["truth"].get(kind)
                 if true is not None and kind in predicted:
