@@ -120,8 +120,15 @@ export class Timeline {
       while (to < outline.length && outline[to] === outline[to - 3] + 1) to += 3;
       const x = (at: number) => LEFT + outline[at], [low, high] = [1, 2].map((side) => (at: number) => TOP + outline[at + side] / ratio);
       context.moveTo(x(from), low(from));
-      for (let at = from; at < to; at += 3) { context.lineTo(x(at), high(at)); context.lineTo(x(at) + 1, high(at)); }
-      for (let at = to - 3; at >= from; at -= 3) { context.lineTo(x(at) + 1, low(at)); context.lineTo(x(at), low(at)); }
+      // Only where the edge moves: a long band has few corners.
+      for (let at = from; at < to; at += 3) {
+        if (at === from || outline[at + 2] !== outline[at - 1]) context.lineTo(x(at), high(at));
+        if (at + 3 >= to || outline[at + 5] !== outline[at + 2]) context.lineTo(x(at) + 1, high(at));
+      }
+      for (let at = to - 3; at >= from; at -= 3) {
+        if (at + 3 >= to || outline[at + 4] !== outline[at + 1]) context.lineTo(x(at) + 1, low(at));
+        if (at === from || outline[at - 2] !== outline[at + 1]) context.lineTo(x(at), low(at));
+      }
       context.closePath();
       from = to;
     }
@@ -157,7 +164,7 @@ export class Timeline {
     const { holders } = view.trace, series = device.series(view.by), names = series.groups.map((group) => group.name), tints = colours(names), panel = packed(colour.panel);
     const wanted = this.wanted, isAll = view.only === null && !view.isAlone && !view.hidesUnused;
     // Bytes of each group that are drawn, by state.
-    const parts = isAll ? series.bytes : series.groups.map((group) => device.sum((holder) => series.groupOf[holder] === series.groupOf[group.holders[0]] && wanted(holder)));
+    const parts = isAll ? series.bytes : this.partsOf(device, wanted);
     const unused = series.groups.map((group) => group.holders.every((holder) => isRest(holders[holder].level)));
     const height = (state: number) => { let sum = 0; for (const part of parts) sum += part[state]; return sum; };
     const columns: Column[] = [], times = new Float64Array(plot).fill(NaN);
@@ -223,6 +230,21 @@ export class Timeline {
     // The outline of what was reserved, where the unused part is hidden.
     return (this.shown = { key, columns, low, top, whole, times, ids, left, outlines, rest });
   }
+  /** The bytes of what is drawn of each group, in each state: the same while one moves. */
+  private partsOf(device: Device, wanted: (holder: number) => boolean): Float64Array[] {
+    const { view } = this, series = device.series(view.by), key = [view.reading, view.by, view.only, view.hidesUnused, view.isAlone ? view.picking : ""].join();
+    if (this.parts?.key !== key) {
+      const isDrawn = Uint8Array.from(view.trace.holders, (_, holder) => Number(wanted(holder)));
+      const of = series.groups.map(() => new Float64Array(device.n)), now = new Float64Array(series.groups.length);
+      for (let state = 0, row = 0; state < device.n; state++) {
+        for (; row < device.rowEnds[state]; row++) if (isDrawn[device.rowHolder[row]]) now[series.groupOf[device.rowHolder[row]]] += device.rowBytes[row];
+        for (let group = 0; group < now.length; group++) of[group][state] = now[group];
+      }
+      this.parts = { key, of };
+    }
+    return this.parts.of;
+  }
+  private parts: { key: string; of: Float64Array[] } | null = null;
   /** Of a part of the groups, the highest state of a column is another one than that of all. Looks at no more than some states. */
   private higher(column: Column, parts: Float64Array[]) {
     const [, , from, next] = column, until = Math.max(next, from + 1), every = Math.max(1, Math.floor((until - from) / 64));
@@ -241,6 +263,11 @@ export class Timeline {
       const state = Math.max(0, device.at(mark.from));
       return { at: device.place(view.axis, mark.from), from: view.hidesUnused ? device.used[state] : device.total[state], bytes: mark.bytes, mark };
     });
+  }
+  /** Whether PyTorch refused the last of them by itself: enough was free. */
+  private get isOwnLimit(): boolean {
+    const items = this.view.trace.head.report.sections.find((section) => section.name === "oom")?.items ?? [];
+    return items.some((item) => "fact" in item && item.fact === "free_bytes" && /a limit/.test(item.remark));
   }
   private get summary(): any {
     const { view } = this;
@@ -298,13 +325,14 @@ export class Timeline {
       if (samples.length) label("the driver's figure", Math.min(samples[0][0] + 8, right - 110), y(samples[0][1]) + 6, colour.accent, "left");
       if (total && total <= top) { stroke(colour.bad, [], 1.5, () => { context.moveTo(LEFT, y(total)); context.lineTo(right, y(total)); }); label(`the card: ${bytes(total)}`, right - 4, y(total) + 15, colour.bad, "right"); }
     }
-    for (const { at, from, bytes: asked, mark } of view.isAlone ? [] : this.refused()) {
+    const refused = view.isAlone ? [] : this.refused();
+    for (const { at, from, bytes: asked, mark } of refused) {
       const x = this.x(at, width);
       if (x < LEFT || x > right || !asked) continue;
       const [low, high] = [y(from), Math.max(TOP, y(from + asked))];
       stroke(colour.bad, [3, 2], 1.25, () => context.rect(x, high, Math.max(10, Math.min(60, right - x - 1)), low - high));
       const isLeft = x > width / 2;
-      label(`${bytes(asked)} ${mark.text.includes("failed") ? "refused" : mark.text}`, isLeft ? x - 5 : x + 5, Math.max(TOP + 26, high + 12), colour.bad, isLeft ? "right" : "left");
+      label(`${bytes(asked)} refused${mark === refused.at(-1)?.mark && this.isOwnLimit ? ", by a limit of PyTorch" : ""}`, isLeft ? x - 5 : x + 5, Math.max(TOP + 26, high + 12), colour.bad, isLeft ? "right" : "left");
     }
   }
   private axes(context: CanvasRenderingContext2D, width: number, [low, top]: [number, number], y: (value: number) => number, colour: ReturnType<typeof theme>) {
@@ -460,15 +488,11 @@ export class Timeline {
     });
     if (found) return found;
     for (let group = 0; group < drawn.length; group++) {
-      const isAll = view.only === null && !view.isAlone && !view.hidesUnused, all = isAll ? series.bytes[group][state] : this.heldOf(group, state, is);
+      const isAll = view.only === null && !view.isAlone && !view.hidesUnused, all = (isAll ? series.bytes : this.partsOf(device, is))[group][state];
       base += Math.max(0, all - drawn[group]);
       if (wanted < base) return { block: -1, group, state };
     }
     return null;
-  }
-  private heldOf(group: number, state: number, is: (holder: number) => boolean): number {
-    const device = this.view.dev!, series = device.series(this.view.by), held = device.held(state);
-    return series.groups[group].holders.reduce((sum, holder) => sum + (is(holder) ? held.bytes[holder] : 0), 0);
   }
   private describe() {
     const { view, found } = this, device = view.dev;
