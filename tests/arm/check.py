@@ -134,7 +134,9 @@ def programs():
         folder = WORK / f"{name}.traces"
         run(["rm", "-rf", folder])
         folder.mkdir()
-        recorded = record(ARM / "gputrace", inside, folder / "t.gtr", ["env", *settings, fake, program])
+        # Not what is recorded: `env` is of this machine's processor.
+        with_settings = lambda *command: inside("env", *settings, *command)
+        recorded = record(ARM / "gputrace", with_settings, folder / "t.gtr", [fake, program])
         same = (recorded.returncode, recorded.stdout) == (alone.returncode, alone.stdout)
         check(f"{name} ends as alone ({alone.returncode})", same, f"{alone}\n{recorded}")
         time.sleep(1)  # Recorders of children end a little later than the program.
