@@ -28,11 +28,18 @@ debian --variant=minbase --architectures=amd64,arm64 \
   --include=rustc,cargo,libstd-rust-dev:arm64,gcc,libc6-dev,gcc-aarch64-linux-gnu,g++-aarch64-linux-gnu,ca-certificates,util-linux \
   unstable "$folder/root" "$mirror" >"$folder/setup.log" 2>&1 || missing "no Debian unstable from $mirror: $folder/setup.log"
 # Only unpacked: its programs cannot run before there is anything to run them with.
-debian --variant=extract --architectures=arm64 --include=libc6,libgcc-s1,libstdc++6,bash,coreutils \
+debian --variant=extract --architectures=arm64 --include=libc6,libgcc-s1,libstdc++6,python3-minimal,libpython3-stdlib \
   unstable "$folder/libraries" "$mirror" >>"$folder/setup.log" 2>&1 || missing "no arm64 packages from $mirror: $folder/setup.log"
 cp -a "$folder/libraries/usr/lib/aarch64-linux-gnu" "$folder/libraries/usr/lib/ld-linux-aarch64.so.1" "$folder/root/usr/lib/"
+mkdir -p "$folder/root/opt/python/bin" "$folder/root/opt/python/lib"
+cp -a "$folder/libraries"/usr/bin/python3* "$folder/root/opt/python/bin/"
+cp -a "$folder/libraries"/usr/lib/python3* "$folder/root/opt/python/lib/"
 rm -rf "$folder/libraries"
-mkdir -p "$folder/root/opt/arm/bin"
+mkdir -p "$folder/root/opt/arm/bin" "$folder/root/opt/arm/protected"
+for name in cc gcc; do
+  printf '#!/bin/sh\nexec /usr/bin/aarch64-linux-gnu-gcc -mbranch-protection=standard "$@"\n' >"$folder/root/opt/arm/protected/$name"
+  chmod +x "$folder/root/opt/arm/protected/$name"
+done
 for name in cc gcc; do ln -sf /usr/bin/aarch64-linux-gnu-gcc "$folder/root/opt/arm/bin/$name"; done
 for name in c++ g++; do ln -sf /usr/bin/aarch64-linux-gnu-g++ "$folder/root/opt/arm/bin/$name"; done
 # NVIDIA's CUDA runtime for AArch64, for programs that use it; without it they are skipped.

@@ -329,7 +329,12 @@ pub(crate) fn signal_frame(address: u64, can_read: impl Fn(usize) -> bool) -> Op
     }
     // SAFETY: eight bytes could be read there just now, and the thread will come back to them.
     let code = unsafe { (address as *const u64).read_unaligned() };
-    (code == CODE).then_some(SIGNAL_FRAME)
+    if code != CODE {
+        return None;
+    }
+    // Known from here on, also where it may not be read.
+    SIGNAL_RETURN.store(address, Ordering::Relaxed);
+    Some(SIGNAL_FRAME)
 }
 
 /// Notes what the processor can do, as the kernel says (`AT_HWCAP`, getauxval(3)).

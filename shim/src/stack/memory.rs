@@ -237,6 +237,12 @@ impl Stack {
         self.is_guessed = true;
     }
 
+    /// Whether the walk follows tables so far.
+    #[must_use]
+    pub(crate) fn follows_tables(&self) -> bool {
+        !self.is_guessed
+    }
+
     /// Whether the walk follows tables, on memory that is certain: then each frame is one of the thread's, and what it has
     /// code in cannot be unloaded.
     #[must_use]
