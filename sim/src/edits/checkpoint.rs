@@ -18,7 +18,7 @@ pub(super) fn checkpoint(
     let mut added: Vec<Tensor> = vec![];
     let (mut numbers, mut dropped) = (vec![], 0u64);
     let (mut again, mut forward) = (0, 0);
-    let (mut of_layers, mut of_all) = (0u64, 0u64);
+    let (mut of_layers, mut of_others, mut of_all) = (0u64, 0u64, 0u64);
     let mut names: Vec<String> = vec![];
     let steps: Vec<Step> = program.steps.iter().flat_map(|step| step.micro_batches(program)).collect();
     let n_steps = steps.len();
@@ -30,6 +30,8 @@ pub(super) fn checkpoint(
         of_all += sum(&mut program.tensors[program.born_within(step.begin, step.passes[0].0)].iter());
         let members = stretches.iter().flat_map(|stretch| stretch.layers.iter().flatten());
         of_layers += sum(&mut members.map(|index| &program.tensors[*index]));
+        let others = layers::of_same_calls(program, &step, &stretches);
+        of_others += sum(&mut others.iter().map(|index| &program.tensors[*index]));
         let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
         numbers.push(n);
         let mut first = 0;
@@ -74,6 +76,13 @@ pub(super) fn checkpoint(
         return Err(Unfit(format!(
             "the layers that repeat keep {} % of what the forward pass keeps, so that most of the model is in no layer that is known: `gputrace layers` shows them, and --checkpoint layers:0..{} means these",
             of_layers.saturating_mul(100) / of_all.max(1),
+            most - 1
+        )));
+    }
+    if of_others > of_all / 10 && !matches!(chosen, Chosen::Layers(..)) {
+        return Err(Unfit(format!(
+            "the code that calls the layers that repeat also calls others, which keep {} % of what the forward pass keeps: `gputrace layers` shows those that repeat, and --checkpoint layers:0..{} means these",
+            of_others.saturating_mul(100) / of_all.max(1),
             most - 1
         )));
     }

@@ -146,10 +146,14 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
         }
         // What the first micro-batch leaves in variables is freed in the second.
         let gradients: FxHashSet<usize> = step.gradients.iter().copied().collect();
-        let next = steps.get(number + 1).map_or(NEVER, |it| it.begin);
+        let (next, next_update) = steps.get(number + 1).map_or((NEVER, NEVER), |it| (it.begin, it.update));
         for index in program.born_within(step.begin, step.passes[0].1 + 1) {
             let tensor = &mut program.tensors[index];
-            if !gradients.contains(&index) && tensor.freed != NEVER && tensor.freed > step.update {
+            // A variable is assigned again in the next step. What lives longer is none: state that the optimizer makes before the first step.
+            let is_variable = tensor.freed > step.update
+                && tensor.freed <= next_update
+                && !matches!(tensor.purpose, Purpose::State | Purpose::Parameter);
+            if is_variable && !gradients.contains(&index) && tensor.freed != NEVER {
                 let into =
                     if tensor.freed > next { donor.begin + (tensor.freed - next) } else { donor.begin };
                 tensor.free_at(at(0, into));

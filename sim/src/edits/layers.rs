@@ -63,6 +63,26 @@ pub(super) fn of(program: &Program<'_>, step: &Step) -> Vec<Stretch> {
     found.into_iter().map(stretch).collect()
 }
 
+/// Tensors of a forward pass that are in no layer, and that the code which calls the layers asks for as well: other layers, of other sizes.
+pub(super) fn of_same_calls(program: &Program<'_>, step: &Step, stretches: &[Stretch]) -> Vec<usize> {
+    let stacks = program.stacks();
+    let stack = |index: &usize| program.tensors[*index].stack;
+    let calls: FxHashSet<Vec<u32>> = stretches
+        .iter()
+        .map(|stretch| {
+            let of: Vec<StackId> = stretch.layers.iter().flatten().map(stack).collect();
+            common_frames(stacks, &of)
+        })
+        .collect();
+    let layers: FxHashSet<usize> =
+        stretches.iter().flat_map(|stretch| stretch.layers.iter().flatten().copied()).collect();
+    let is_called_so = |index: &usize| {
+        calls.iter().any(|call| outer(stacks, stack(index)).take(call.len()).eq(call.iter().copied()))
+    };
+    let forward = program.born_within(step.begin, step.passes[0].0);
+    forward.filter(|index| !layers.contains(index) && is_called_so(index)).collect()
+}
+
 /// When the backward pass of each layer of a stretch begins and ends: the tensors that it kept are freed by its end.
 pub(super) fn backward_of(program: &Program<'_>, step: &Step, stretch: &Stretch) -> Vec<(u64, u64)> {
     let start = step.passes[0].0;

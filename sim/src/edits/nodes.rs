@@ -14,6 +14,8 @@ pub(super) enum Class {
     Full,
     /// In the precision of their inputs.
     Follows,
+    /// In that of a tensor from further back: indexing, gathering.
+    Gathers,
     /// In that of their most precise input: sums of two tensors, and what autograd keeps nothing for.
     Joins,
 }
@@ -75,6 +77,7 @@ const FULL: &[&str] = &[
     "Renorm",
     "Grid",
 ];
+const GATHERS: &[&str] = &["Index", "Gather", "Scatter", "Take", "Segment"];
 /// Those that a loss is made of.
 const LOSS: &[&str] = &["LogSoftmax", "NllLoss", "CrossEntropy", "BinaryCrossEntropy", "KlDiv"];
 
@@ -110,6 +113,7 @@ impl Nodes {
             let class = match &**name {
                 name if starts(name, HALF) => Class::Half,
                 name if starts(name, FULL) => Class::Full,
+                name if starts(name, GATHERS) => Class::Gathers,
                 name if name.starts_with("Add") || name.starts_with("Sub") => Class::Joins,
                 _ => Class::Follows,
             };

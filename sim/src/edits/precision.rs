@@ -139,12 +139,13 @@ impl Casting {
             let is_half = match class {
                 Class::Half => true,
                 Class::Full => false,
+                Class::Gathers => !halves.is_empty(),
                 Class::Follows => lasts_half,
                 Class::Joins if it.purpose == Purpose::Cache => lasts_half,
                 Class::Joins => lasts_half && !joins,
             };
             let is_half = match (class, self.end) {
-                (Class::Follows | Class::Joins, End::Most) => false,
+                (Class::Gathers | Class::Follows | Class::Joins, End::Most) => false,
                 _ => is_half,
             };
             match (class, last) {

@@ -75,10 +75,16 @@ fn training() -> (OpStream, Understood) {
 
 /// The same with so many temporaries of the optimizer. Weight decay needs three more.
 fn trained(n_roots: usize) -> (OpStream, Understood) {
+    trained_with(n_roots, 0)
+}
+
+/// The same with so much that is made before the first step, and freed after the last, as what the constructor of Adagrad makes.
+fn trained_with(n_roots: usize, early_mib: u64) -> (OpStream, Understood) {
     let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
     for _ in 0..3 {
         it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
     }
+    let early = (early_mib > 0).then(|| it.ask(early_mib, LOSS, Purpose::State, Phase::Outside));
     for step in 0..3 {
         let input = it.ask(8, LOSS, Purpose::Other, Phase::Outside);
         let mut kept = vec![];
@@ -109,6 +115,7 @@ fn trained(n_roots: usize) -> (OpStream, Understood) {
         gradients.into_iter().rev().for_each(|gradient| it.free(gradient));
         it.free(input);
     }
+    early.into_iter().for_each(|id| it.free(id));
     let mut stream = it.builder.finish();
     stream.stacks = Arc::new(stacks());
     (stream, Understood { of: it.of, passes: it.passes })
@@ -127,7 +134,10 @@ fn an_optimizer_that_is_not_reproduced_makes_no_edit_certain() {
 
 /// MiB requested at most, under edits.
 fn peak(edits: Edits) -> u64 {
-    let (stream, understood) = training();
+    peak_of(training(), edits)
+}
+
+fn peak_of((stream, understood): (OpStream, Understood), edits: Edits) -> u64 {
     let program = Program::of(&stream, &understood).expect("it can be edited");
     let (edited, _) = edits.apply(&program, End::Best).expect("they can be made");
     let edited = edited.stream();
@@ -201,6 +211,14 @@ fn gradients_that_stay_are_held_through_the_forward_pass() {
     assert_eq!(peak(Edits { set_to_none: Some(false), ..sgd }), 30 + 30 + 8 + 24 + 1 + 8 + 10);
     assert_eq!(peak(Edits { accumulate: Some(4), ..sgd }), 30 + 30 + 8 + 24 + 1 + 8 + 10);
     assert_eq!(peak(Edits { set_to_none: Some(true), ..NONE }), peak(NONE));
+}
+
+#[test]
+fn what_is_made_before_the_first_step_is_held_through_all_micro_batches() {
+    let peak = |accumulate| peak_of(trained_with(3, 70), Edits { accumulate, ..NONE });
+    assert_eq!(peak(None), 30 + 70 + 60 + 30 + 30 + 8);
+    // Beside gradients that stay: what a micro-batch keeps, the loss, and in its backward pass scratch and the new gradient.
+    assert_eq!(peak(Some(4)), 30 + 70 + 60 + 30 + 8 + 24 + 1 + 8 + 10);
 }
 
 #[test]
