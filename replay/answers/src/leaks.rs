@@ -381,7 +381,11 @@ fn growing(site: &RisingSite, n_steps: Option<u64>) -> GrowingSite {
 
 /// How much, how often: `31.25 MiB per call of evaluate (eval.py:40), 8 calls`.
 pub(crate) fn rate(repeated: &Repeated) -> String {
-    let each = words::bytes(repeated.each);
+    let mean = Bytes(repeated.bytes.0 / repeated.left.max(1));
+    // The median says little where a few turns left most of it.
+    let is_usual = mean.0 / 2 <= repeated.each.0 && repeated.each.0 / 2 <= mean.0;
+    let each =
+        if is_usual { words::bytes(repeated.each) } else { format!("{} on average", words::bytes(mean)) };
     let n = words::count(repeated.left);
     let of = match repeated.turns {
         Some(turns) if turns > repeated.left => format!("{n} of {}", words::count(turns)),

@@ -321,7 +321,7 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
     };
     let sure = match why {
         "" => sure(site),
-        why => format!("{} that it grows; {why}", sure(site)),
+        why => format!("{}; {why}", sure(site)),
     };
     Case {
         what,
@@ -339,7 +339,7 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
 
 /// How sure it is that a line grows: of the statement that is made.
 fn sure(site: &GrowingSite) -> String {
-    let confidence = above(site.confidence);
+    let confidence = format!("{} that it grows", above(site.confidence));
     match &site.repeated {
         Some(repeated) if repeated.left < 7 => {
             format!("{confidence} ({} repetitions, a longer run would confirm it)", count(repeated.left))

@@ -229,7 +229,8 @@ const REMEDIES: &[Remedy] = &[
             "blocks of one stack that a loop outside of any model made one by one, and that went all together",
             "layers of a model, what the backward pass gives back, and a ring that lets its oldest go",
         ),
-        at_peak: Kind::Kept,
+        // Some loops need what they collect: a caller decides.
+        at_peak: Kind::Spare,
         least: 3,
         is: |facts, _, it| facts.growing().is_empty() && it.blocks >= LEAST_RESULTS,
         what: |it| {
