@@ -17,7 +17,7 @@ exec unshare -Urm sh -euc '
   mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
   # An ELF file (64 bits, little endian) for machine 183, run by an interpreter that was opened now (binfmt_misc(5), flag F).
   printf "%s" ":arm:M::\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00:\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:$(command -v qemu-aarch64-static):F" >/proc/sys/fs/binfmt_misc/register
-  root=$folder/root
+  root=$folder/debian
   for shared in "$repository" "$folder/target" /tmp; do
     mkdir -p "$root$shared"
     mount --bind "$shared" "$root$shared"
