@@ -151,7 +151,7 @@ def programs():
 
 def python():
     """CPython's frames are those that it says itself."""
-    home = FOLDER / "root/opt/python"
+    home = FOLDER / "debian/opt/python"
     interpreter = next((home / "bin").glob("python3.[0-9]*"), None)
     if interpreter is None:
         return print("SKIPPED Python: setup.sh did not unpack it")

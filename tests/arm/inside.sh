@@ -17,17 +17,17 @@ exec unshare -Urm sh -euc '
   mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
   # An ELF file (64 bits, little endian) for machine 183, run by an interpreter that was opened now (binfmt_misc(5), flag F).
   printf "%s" ":arm:M::\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00:\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:$(command -v qemu-aarch64-static):F" >/proc/sys/fs/binfmt_misc/register
-  root=$folder/root
+  root=$folder/debian
   for shared in "$repository" "$folder/target" /tmp; do
     mkdir -p "$root$shared"
     mount --bind "$shared" "$root$shared"
   done
-  mkdir -p "$root/opt/home/.cargo/registry"
-  mount --bind "$registry" "$root/opt/home/.cargo/registry"
+  mkdir -p "$root/opt/user/.cargo/registry"
+  mount --bind "$registry" "$root/opt/user/.cargo/registry"
   for system in /proc /dev /sys; do mount --rbind $system "$root$system"; done
   path=/usr/bin:/bin
   [ "$how" = build ] || path=/opt/arm/bin:$path
-  exec chroot "$root" /usr/bin/env -i HOME=/opt/home PATH=$path TERM=dumb LANG=C.UTF-8 QEMU_CPU=${QEMU_CPU:-max} \
+  exec chroot "$root" /usr/bin/env -i HOME=/opt/user PATH=$path TERM=dumb LANG=C.UTF-8 QEMU_CPU=${QEMU_CPU:-max} \
     CARGO_TARGET_DIR="$folder/target" CARGO_BUILD_TARGET=aarch64-unknown-linux-gnu \
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
     CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc AR_aarch64_unknown_linux_gnu=aarch64-linux-gnu-ar \
