@@ -11,14 +11,18 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// No layer repeats.
 pub(super) fn checkpoint(
     program: &mut Program<'_>,
+    recorded: &Program<'_>,
     chosen: Chosen,
     changes: &mut Changes,
 ) -> Result<(), Unfit> {
+    if !matches!(chosen, Chosen::Layers(..)) {
+        has_no_other_layers(recorded)?;
+    }
     let mut removed: FxHashSet<usize> = FxHashSet::default();
     let mut added: Vec<Tensor> = vec![];
     let (mut numbers, mut dropped) = (vec![], 0u64);
     let (mut again, mut forward) = (0, 0);
-    let (mut of_layers, mut of_others, mut of_all) = (0u64, 0u64, 0u64);
+    let (mut of_layers, mut of_all) = (0u64, 0u64);
     let mut names: Vec<String> = vec![];
     let steps: Vec<Step> = program.steps.iter().flat_map(|step| step.micro_batches(program)).collect();
     let n_steps = steps.len();
@@ -30,8 +34,6 @@ pub(super) fn checkpoint(
         of_all += sum(&mut program.tensors[program.born_within(step.begin, step.passes[0].0)].iter());
         let members = stretches.iter().flat_map(|stretch| stretch.layers.iter().flatten());
         of_layers += sum(&mut members.map(|index| &program.tensors[*index]));
-        let others = layers::of_same_calls(program, &step, &stretches);
-        of_others += sum(&mut others.iter().map(|index| &program.tensors[*index]));
         let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
         numbers.push(n);
         let mut first = 0;
@@ -76,13 +78,6 @@ pub(super) fn checkpoint(
         return Err(Unfit(format!(
             "the layers that repeat keep {} % of what the forward pass keeps, so that most of the model is in no layer that is known: `gputrace layers` shows them, and --checkpoint layers:0..{} means these",
             of_layers.saturating_mul(100) / of_all.max(1),
-            most - 1
-        )));
-    }
-    if of_others > of_all / 10 && !matches!(chosen, Chosen::Layers(..)) {
-        return Err(Unfit(format!(
-            "the code that calls the layers that repeat also calls others, which keep {} % of what the forward pass keeps: `gputrace layers` shows those that repeat, and --checkpoint layers:0..{} means these",
-            of_others.saturating_mul(100) / of_all.max(1),
             most - 1
         )));
     }
@@ -235,4 +230,27 @@ fn input_to_keep(recorded: &[Tensor], from: u64, (begin, done): (u64, u64)) -> O
         .iter()
         .any(|it| is_before(it) && it.freed > begin && it.freed <= done && it.bytes >= last.bytes / 2);
     (!is_kept).then_some(index)
+}
+
+/// Whether the code that calls the layers that repeat calls nothing else that keeps much, such as layers of other sizes.
+///
+/// # Errors
+/// How much that keeps.
+fn has_no_other_layers(recorded: &Program<'_>) -> Result<(), Unfit> {
+    let (mut of_others, mut of_all) = (0u64, 0u64);
+    for step in recorded.steps.iter().flat_map(|step| step.micro_batches(recorded)) {
+        let stretches = layers::of(recorded, &step);
+        let is_kept = |it: &&Tensor| it.freed > step.passes[0].0 && it.freed <= step.update;
+        let sum = |of: &mut dyn Iterator<Item = &Tensor>| of.filter(is_kept).map(|it| it.bytes).sum::<u64>();
+        of_all += sum(&mut recorded.tensors[recorded.born_within(step.begin, step.passes[0].0)].iter());
+        let others = layers::of_same_calls(recorded, &step, &stretches);
+        of_others += sum(&mut others.iter().map(|index| &recorded.tensors[*index]));
+    }
+    if of_others <= of_all / 10 {
+        return Ok(());
+    }
+    Err(Unfit(format!(
+        "the code that calls the layers that repeat also calls others, which keep {} % of what the forward pass keeps: `gputrace layers` shows those that repeat, and --checkpoint layers:A..B chooses among them",
+        of_others.saturating_mul(100) / of_all.max(1)
+    )))
 }

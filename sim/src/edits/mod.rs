@@ -271,7 +271,7 @@ impl Edits {
             );
         }
         if let Some(chosen) = self.checkpoint {
-            checkpoint::checkpoint(&mut program, chosen, &mut changes)?;
+            checkpoint::checkpoint(&mut program, recorded, chosen, &mut changes)?;
         }
         if self.offload == Some(Offload::Activations) {
             offload::activations(&mut program, end, &mut changes)?;

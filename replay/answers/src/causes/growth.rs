@@ -197,8 +197,7 @@ const KEEPERS: &[Keeper] = &[
                 && !grown.has(Sign::Workspace)
         },
         why: "lines of the model leave it each call",
-        fix: "a list, total, attribute or state handed on (with `retain_graph=True`) keeps the graph: keep `x.item()` or `x.detach().cpu()`, or evaluate under \
-              `torch.inference_mode()`; without gradients, a forward hook or a cache keeps the tensors: clear it, `handle.remove()`",
+        fix: "keep `x.item()` or `x.detach().cpu()` (a list, total, hook or `retain_graph` keeps the graph), or evaluate under `inference_mode()`",
     },
     Keeper {
         cause: cause(

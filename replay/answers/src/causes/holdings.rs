@@ -481,7 +481,7 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         (Some(_), _) => format!("needs up to {lower} less at that moment"),
         (None, true) => format!("the peak is up to {lower} lower: without any of them it is {without}"),
         (None, false) => {
-            format!("the peak is about {lower} lower: the same requests without them peak at {without}")
+            format!("the peak is about {lower} lower, at {without}")
         }
     };
     let holder = facts.holders().find(|holder| holder.site == holding.site);
