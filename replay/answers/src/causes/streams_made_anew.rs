@@ -30,7 +30,7 @@ pub(super) const CAUSE: Cause = Cause {
 pub(super) const IDLE: Cause = Cause {
     name: "a side stream's idle cache",
     kind: Kind::Spare,
-    needs: "side streams that asked for nothing in the last part of the run, whose blocks are gone, and which had a tenth of what was reserved",
+    needs: "side streams that asked for nothing in the last part of the run, whose blocks are gone, and which had a quarter of what was reserved",
     against: "streams that take turns to the end, segments that went back to the driver, and a reserve that is in use",
     find: idle,
 };
@@ -46,7 +46,7 @@ fn idle(facts: &Facts<'_>) -> Option<Case> {
         // What is not reserved beyond what is in use is no waste.
         let free = free.min(torch.reserved.now.0.saturating_sub(torch.allocated.now.0));
         let most = left.into_iter().max_by_key(|used| used.peak)?;
-        (goes_on && free.saturating_mul(10) >= torch.reserved.peak.0 && free > 0).then_some((
+        (goes_on && free.saturating_mul(4) >= torch.reserved.peak.0 && free > 0).then_some((
             ordinal,
             Bytes(free),
             most,
