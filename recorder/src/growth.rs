@@ -24,7 +24,7 @@ const PART: u64 = 4;
 pub(crate) struct Growth {
     began: Instant,
     not_before: Instant,
-    /// Chunks that are to have memory.
+    /// Chunks that should have memory.
     wanted: u32,
 }
 
@@ -34,8 +34,8 @@ impl Growth {
         Growth { began, not_before: began, wanted: 0 }
     }
 
-    /// Gives the ring a little more memory if it is time for that, or threads have used half of what it has. Whether it should have more
-    /// still: memory that the machine itself has to find first can take a second, for which nobody waits who wants an answer.
+    /// Gives the ring one more piece of memory if it is time for that, or if threads have used half of what it has. Returns whether it
+    /// should have another piece at once. The machine may take a second to find all of it, so the caller answers threads in between.
     pub(crate) fn step(&mut self, file: &MapFile) -> bool {
         let map = file.map();
         let (n_usable, n_chunks) = (map.n_usable(), map.n_chunks());
@@ -45,8 +45,9 @@ impl Growth {
         let now = Instant::now();
         let n_free = map.header().free_chunks.value.load(Ordering::Relaxed);
         let next = n_usable.saturating_add(STEP).min(n_chunks);
-        if n_free < n_usable / 2 {
-            self.wanted = self.wanted.max(n_usable.saturating_mul(2));
+        // While it grows, free chunks come one piece at a time: they say nothing until all are there.
+        if n_usable >= self.wanted && n_free < n_usable / 2 {
+            self.wanted = n_usable.saturating_mul(2);
         }
         let is_wanted = n_usable < self.wanted.min(n_chunks) || now - self.began >= ALL_AFTER;
         if !is_wanted || now < self.not_before {

@@ -364,17 +364,14 @@ impl Maker<'_> {
                 )
             )
         };
-        let loops = Loops::of(held, self.graphs_of_loops(is_held), is_lasting);
+        let mut loops = Loops::of(held, self.graphs_of_loops(is_held), is_lasting);
         // Of a request that failed, it is not known what would have come next; without any backward pass, it is.
-        let is_cut = self.known.ledger.refusals.iter().any(|it| it.is_final && it.time == held.time)
+        let is_failed = self.known.ledger.refusals.iter().any(|it| it.is_final && it.time == held.time)
             || failed_at(self.known.ledger, self.device, held.time).is_some();
-        let is_failed = is_cut;
-        let is_cut = is_cut && self.roles.passes.get(&self.device).is_some_and(|passes| !passes.is_empty());
-        let loops = match is_cut {
-            true => loops,
-            false => Loops { by_stack: self.uses_of_graphs(loops.by_stack, moment, is_held), ..loops },
-        };
-        let mut loops = loops;
+        let trains = self.roles.passes.get(&self.device).is_some_and(|passes| !passes.is_empty());
+        if !(is_failed && trains) {
+            loops.by_stack = self.uses_of_graphs(loops.by_stack, moment, is_held);
+        }
         if !is_failed {
             for stack in self.graph_of_call(moment, is_held) {
                 loops.by_stack.entry(stack).or_insert(Purpose::GraphOfCall);

@@ -48,6 +48,15 @@ pub struct Process {
     pub after_gap: bool,
 }
 
+impl Process {
+    /// Whether the other process started this one, itself or through others. False where it is not known.
+    #[must_use]
+    pub fn descends_from(&self, other: &Process) -> bool {
+        let is_it = |it: &Ancestor| it.pid == other.pid && it.began == other.began && other.began != 0;
+        !self.boot.is_empty() && self.boot == other.boot && self.ancestors.iter().any(is_it)
+    }
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
@@ -194,4 +203,23 @@ pub struct Mappings {
     pub time: Nanos,
     /// Ascending, not overlapping.
     pub mapped: Vec<Mapping>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_was_used_again_is_another_process() {
+        let process =
+            |pid, began, boot: &str| Process { pid, began, boot: boot.into(), ..Process::default() };
+        let launcher = process(10, 500, "a");
+        let of = |pid, began| Ancestor { pid, began, command: vec![] };
+        let worker = Process { ancestors: vec![of(11, 600), of(10, 500)], ..process(12, 700, "a") };
+        assert!(worker.descends_from(&launcher));
+        assert!(!launcher.descends_from(&worker));
+        assert!(!worker.descends_from(&process(10, 501, "a")));
+        assert!(!worker.descends_from(&process(10, 500, "b")));
+        assert!(!worker.descends_from(&process(13, 500, "a")));
+    }
 }

@@ -345,7 +345,7 @@ pub(crate) fn note_capabilities(capabilities: usize) {
     }
     /// `HWCAP_ATOMICS` (asm/hwcap.h).
     const ATOMICS: usize = 1 << 8;
-    // SAFETY: a word of ours. Operations are atomic either way, and those of both ways also with each other.
+    // SAFETY: the library's own word. Both ways are atomic, also with each other.
     unsafe { &HAS_LSE }.store(u32::from(capabilities & ATOMICS != 0), Ordering::Relaxed);
 }
 

@@ -237,15 +237,15 @@ fn input_to_keep(recorded: &[Tensor], from: u64, (begin, done): (u64, u64)) -> O
 /// # Errors
 /// How much that keeps.
 fn has_no_other_layers(recorded: &Program<'_>) -> Result<(), Unfit> {
-    let (mut of_others, mut of_all) = (0u64, 0u64);
-    for step in recorded.steps.iter().flat_map(|step| step.micro_batches(recorded)) {
-        let stretches = layers::of(recorded, &step);
-        let is_kept = |it: &&Tensor| it.freed > step.passes[0].0 && it.freed <= step.update;
-        let sum = |of: &mut dyn Iterator<Item = &Tensor>| of.filter(is_kept).map(|it| it.bytes).sum::<u64>();
-        of_all += sum(&mut recorded.tensors[recorded.born_within(step.begin, step.passes[0].0)].iter());
-        let others = layers::of_same_calls(recorded, &step, &stretches);
-        of_others += sum(&mut others.iter().map(|index| &recorded.tensors[*index]));
-    }
+    // One step shows it. The first also makes workspaces and state.
+    let Some(step) = recorded.steps.get(1).or(recorded.steps.first()) else { return Ok(()) };
+    let step = &step.micro_batches(recorded)[0];
+    let kept = |of: &mut dyn Iterator<Item = &Tensor>| -> u64 {
+        of.filter(|it| it.freed > step.passes[0].0 && it.freed <= step.update).map(|it| it.bytes).sum()
+    };
+    let of_all = kept(&mut recorded.tensors[recorded.born_within(step.begin, step.passes[0].0)].iter());
+    let others = layers::of_same_calls(recorded, step, &layers::of(recorded, step));
+    let of_others = kept(&mut others.iter().map(|index| &recorded.tensors[*index]));
     if of_others <= of_all / 10 {
         return Ok(());
     }

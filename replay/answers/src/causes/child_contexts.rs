@@ -40,8 +40,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: all,
         sure: "certain: their traces have the contexts, with what NVML charged, and no request for memory".into(),
         fix: Fix::words(
-            "no CUDA call in these processes (`set_device`, `synchronize`, a tensor on the GPU in `worker_init_fn`, `Dataset` or `collate_fn`), or \
-             hide the GPU from them: `CUDA_VISIBLE_DEVICES=`",
+            "make no CUDA call in these processes (`worker_init_fn`, `Dataset`, `collate_fn`), or start them with `CUDA_VISIBLE_DEVICES=`",
             format!("gives back {}", bytes(all)),
         ),
         verb: "report --all",

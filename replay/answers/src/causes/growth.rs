@@ -32,8 +32,7 @@ const fn cause(name: &'static str, needs: &'static str, against: &'static str) -
 }
 
 /// What is shared goes when all have let go of it.
-pub(crate) const KEPT_BY_ANOTHER: &str = "the other process has them open: copy there and `del` the received tensor, then `torch.cuda.ipc_collect()` \
-                                          here; a variable here may keep them, too (`gputrace ranks` on both traces shows who)";
+pub(crate) const KEPT_BY_ANOTHER: &str = "copy the tensor in the other process and `del` the received one, then call `torch.cuda.ipc_collect()` here";
 /// What is known of the memory says how.
 const NEVER_FREED: &str = "give back what is asked for there";
 
@@ -57,14 +56,14 @@ const KEEPERS: &[Keeper] = &[
     Keeper {
         cause: cause(
             "tensors that another process keeps open (CUDA IPC)",
-            "blocks that a line makes are left each time, and the process gave out handles of as many",
+            "blocks that a line makes are left each time, and the process gave out CUDA IPC handles, half as many at least",
             "fewer handles than blocks",
         ),
         claims: |facts, grown| {
             let left = grown.site.repeated.as_ref().map_or(u64::MAX, |repeated| repeated.left);
             grown.account() == Some(Account::Blocks) && facts.n_shared().saturating_mul(2) >= left
         },
-        why: "as many CUDA IPC handles were given out",
+        why: "the process gave out CUDA IPC handles",
         fix: KEPT_BY_ANOTHER,
     },
     Keeper {
@@ -87,8 +86,7 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |_, grown| grown.account() == Some(Account::Buffers),
         why: "",
-        fix: "a list, a dictionary or a cache (by `id` or shape) keeps each result on the GPU: drop the entry after use, keep `float(x)` or \
-              `jax.device_get(x)`, or donate the old one (`donate_argnums`)",
+        fix: "drop what a list, dictionary or cache keeps: store `float(x)` or `jax.device_get(x)`, or donate the old array (`donate_argnums`)",
     },
     Keeper {
         cause: cause(
@@ -125,8 +123,7 @@ const KEEPERS: &[Keeper] = &[
                 && facts.all_grown().any(|it| it.has(Sign::Grad))
         },
         why: "`autograd.grad` made it, and its graph keeps the forward pass",
-        fix: "with `create_graph=True` each result carries its graph; what is stored or handed to the next step (history, state, list, total) keeps \
-              it: `.detach()` that, or no `create_graph`",
+        fix: "`.detach()` what is stored or handed to the next step: with `create_graph=True`, each result keeps its graph",
     },
     Keeper {
         cause: cause(
@@ -146,8 +143,7 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |_, grown| grown.has(Sign::Model) || grown.has(Sign::Load),
         why: "parameters, made several times",
-        fix: "something refers to each model before (a `functools.lru_cache` or dictionary with the model as key, a callback, optimizer or closure): \
-              empty it, `del` or `.cpu()` the model before the next (`gc.get_referrers` decides)",
+        fix: "`del` or `.cpu()` each model before the next, and empty what refers to it (`functools.lru_cache`, callback, optimizer, closure)",
     },
     Keeper {
         cause: cause(

@@ -132,8 +132,7 @@ const REMEDIES: &[Remedy] = &[
             )
         },
         sure: "certain that backward passes began and ended while they were held; what refers to the graph is not recorded",
-        fix: "`detach()` the state that a turn hands to the next, and no `retain_graph=True`; or a list, total or attribute keeps the loss or \
-              output of each turn: `.item()`, `.detach()`",
+        fix: "`detach()` the state that a turn hands to the next, without `retain_graph=True`; store `.item()` of each loss",
     },
     Remedy {
         purpose: Purpose::GraphUnused,
@@ -152,8 +151,7 @@ const REMEDIES: &[Remedy] = &[
             )
         },
         sure: "likely: each turn left several blocks of the model, and no backward pass began before they went",
-        fix: "run the loop under `torch.no_grad()` or `torch.inference_mode()`: what it adds up or collects (losses, outputs) keeps the graph of each \
-              turn, else `.item()` or `.detach().cpu()` of that",
+        fix: "run the loop under `torch.no_grad()` or `torch.inference_mode()`, or store `.item()` or `.detach().cpu()` of losses and outputs",
     },
     Remedy {
         purpose: Purpose::GraphOfCall,
@@ -296,7 +294,7 @@ const REMEDIES: &[Remedy] = &[
         }
         },
         sure: "certain: the optimizer's own code asked for it",
-        fix: "leave room for it (measure a batch size with an optimizer step in the trial), an optimizer with less state (8-bit Adam, Adafactor, SGD), or shard it (`ZeroRedundancyOptimizer`, FSDP)",
+        fix: "include an optimizer step when you choose the batch size, use less state (8-bit Adam, Adafactor, SGD), or shard it (FSDP)",
     },
     Remedy {
         purpose: Purpose::Activations,

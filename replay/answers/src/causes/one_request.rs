@@ -57,8 +57,7 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
         bytes: Bytes(size.saturating_add(asked.0)),
         sure: "certain of the sizes; how the tensor came to be so large is not recorded".into(),
         fix: Fix::words(
-            "in pieces (`torch.chunk`, a smaller batch or input), or never whole: `torch.cdist` or a matrix product instead of a broadcast difference, \
-             `torch.sparse.mm` instead of one row for each edge, indices instead of one-hot, `expand` instead of `repeat`, a loss in chunks",
+            "work in pieces (`torch.chunk`), or never build it: `torch.cdist`, `torch.sparse.mm`, indices, or `expand` instead of `repeat`",
             "",
         ),
         verb: "oom",
@@ -66,8 +65,7 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
 }
 
 /// What JAX asks for at once is mostly the memory that an executable works in.
-const OF_JAX: &str = "XLA asks for all that a jitted function works with at once: a smaller batch or size there, `jax.lax.map(..., batch_size=n)` in \
-                      pieces; if it differentiates a `lax.scan` or a deep model, the residuals of all steps are in it: `jax.checkpoint` on the body";
+const OF_JAX: &str = "use a smaller batch or `jax.lax.map(..., batch_size=n)`; for gradients of `lax.scan`, `jax.checkpoint` on its body";
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let failure = facts.failure?;

@@ -39,8 +39,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let site = bought.or_else(|| Some(streams.max_by_key(|used| used.blocks)?.site))?;
     Some(Case {
         what: format!(
-            "{}: {} at least had been freed by the program and could not be used again yet, because another stream still used them \
-             (`record_stream`); PyTorch reserved up to {} for at most {} allocated",
+            "{}: at least {} were freed but still used by another stream; PyTorch reserved up to {} for at most {} allocated",
             device(ordinal),
             bytes(most),
             bytes(torch.reserved.peak),
@@ -50,9 +49,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: most,
         sure: "certain: PyTorch completed these frees only after events of other streams".into(),
         fix: Fix::words(
-            "keep a few buffers and reuse them after an event of the other stream, instead of `record_stream`; or let the CPU run less far ahead \
-             (`event.synchronize()` every few layers; FSDP: `limit_all_gathers=True`; NCCL: \
-             `TORCH_NCCL_AVOID_RECORD_STREAMS=1`)",
+            "reuse a few buffers after an event of the other stream, or let the CPU run less far ahead (FSDP: `limit_all_gathers=True`)",
             "",
         ),
         verb: "report --all",

@@ -138,13 +138,15 @@ pub(super) fn understood_and(
     let story = Story::with_lifetimes_and(source, categories, &mut both);
     let (growth, _) = both;
     let found = Postmortem::of_story(story, source, &growth);
-    let verdict = verdict_beside(&found, source, &beside(Path::new(&found.story.path)));
+    let verdict = verdict_beside(&found, source, &beside(&found.story));
     let story = if wanted == Shown::OnDemand { found.story.with_gaps(source) } else { found.story };
     (story, verdict)
 }
 
-/// Traces of the processes that a process started: `NAME.PID.gtr` beside `NAME.gtr`. Large ones are not read for that.
-fn beside(path: &Path) -> Vec<Story> {
+/// Traces of the processes that this process started: `NAME.PID.gtr` beside `NAME.gtr`. Large ones are not read, and those of another
+/// run that have such a name do not count.
+fn beside(of: &Story) -> Vec<Story> {
+    let path = Path::new(&of.path);
     let stem = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".gtr"));
     let Some((stem, folder)) = stem.zip(path.parent()) else { return vec![] };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
@@ -158,7 +160,8 @@ fn beside(path: &Path) -> Vec<Story> {
     let mut children: Vec<PathBuf> = entries.filter(is_child).collect();
     children.sort();
     children.truncate(MOST_CHILDREN);
-    children.iter().filter_map(|path| Story::read(path).ok()).collect()
+    let stories = children.iter().filter_map(|path| Story::read(path).ok());
+    stories.filter(|story| story.process.descends_from(&of.process)).collect()
 }
 
 /// What is said of one process.
