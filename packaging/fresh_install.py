@@ -89,10 +89,13 @@ def written(block, said):
 
 
 def normal(page):
-    """Without what differs from run to run: times, sizes of files, numbers of processes, and the room that they take."""
+    """Without what differs from run to run: times, sizes of files, numbers of processes, and the room that they take; and whether NVML
+    was asked before the program ended, which took a few milliseconds: its section is named or not, and a note more or less is taken."""
     page = re.sub(r"\d+(\.\d+)? (ns|µs|ms|s)\b", "TIME", page)
     page = re.sub(r"\d+(\.\d+)? KiB, (\d+ events)", r"SIZE, \2", page)
     page = re.sub(r"pid \d+", "pid N", page)
+    page = page.replace(" The driver's own figures (sampled from NVML);", "")
+    page = re.sub(r"\d+ notes? of the recording", "NOTES of the recording", page)
     page = re.sub(r"demo\+0x[0-9a-f]+", "demo+N", page)
     return re.sub(r" +", " ", page)
 
