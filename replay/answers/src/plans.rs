@@ -128,7 +128,13 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
             "none of these fits: a smaller batch, lower precision or an optimizer with less state would change the results",
         ),
     };
-    section = section.line(
+    let failed = stream.ooms.last().map(|oom| {
+        format!(
+            "the run ran out of memory: the {} that it could not get, and what it would have asked for after that, come on top",
+            iec(oom.rounded)
+        )
+    });
+    section = section.warn(failed).line(
         Mood::Note,
         "contexts, code and libraries share the limit, as recorded (--other says otherwise); they are not part of what is needed",
     );
@@ -220,12 +226,13 @@ fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>
             changes.recomputed_share.map(|share| format!("{:.0} % of the forward pass again", share * 100.0)),
         );
         costs.extend(
-            changes.moved_bytes.map(|bytes| format!("{} to the host and back in each step", iec(bytes))),
+            (changes.moved_bytes.filter(|bytes| *bytes > 0))
+                .map(|bytes| format!("{} to the host and back in each step", iec(bytes))),
         );
         if let Some(Layout::Fsdp(n)) = edits.layout {
             costs.push(format!("{n} GPUs"));
         }
-        let cost = if costs.is_empty() { "nothing".into() } else { costs.join(", ") };
+        let cost = if costs.is_empty() { rank.name().to_owned() } else { costs.join(", ") };
         let name = edits.spelled();
         let of_setting = |options: &String| {
             let answer = answered(&bench, &edited, (torch::NAME, options), sure).ok()?;

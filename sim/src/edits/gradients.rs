@@ -149,7 +149,7 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
         let (next, next_update) = steps.get(number + 1).map_or((NEVER, NEVER), |it| (it.begin, it.update));
         for index in program.born_within(step.begin, step.passes[0].1 + 1) {
             let tensor = &mut program.tensors[index];
-            // A variable is assigned again in the next step. What lives longer is none: state that the optimizer makes before the first step.
+            // A variable is assigned again in the next step. What lives longer is not one: the optimizer makes state before the first step.
             let is_variable = tensor.freed > step.update
                 && tensor.freed <= next_update
                 && !matches!(tensor.purpose, Purpose::State | Purpose::Parameter);

@@ -209,6 +209,19 @@ impl Edits {
                 "the recorded run ran out of memory: what it would have asked for later is not known",
             );
         }
+        let is_of_activations = self.precision.is_some()
+            || self.lora.is_some()
+            || self.freeze.is_some()
+            || self.checkpoint.is_some()
+            || self.accumulate.is_some()
+            || self.offload == Some(Offload::Activations);
+        if is_of_activations && recorded.peaks_in_unfinished_step() {
+            return Err(Unfit(
+                "the peak is in a step that ran out of memory before its backward pass was over: record a run that fits, with a smaller \
+                 batch, and ask again"
+                    .into(),
+            ));
+        }
         if recorded.has_private_pools() {
             changes.note(Sure::Guess, "the program has memory pools of its own, as CUDA graphs have: edits inside of them are assumed to be possible");
         }

@@ -293,6 +293,16 @@ impl<'a> Program<'a> {
         self.lost_requests > 0
     }
 
+    /// Whether the peak is in a step that ran out of memory before its end: no backward pass shows what its activations were for.
+    pub(super) fn peaks_in_unfinished_step(&self) -> bool {
+        let Some(failed) = self.base.ops.iter().rposition(|op| matches!(op, Op::Oom(_))).map(moment) else {
+            return false;
+        };
+        let ends = self.steps.iter().map(|step| step.end).filter(|end| end.saturating_add(GAP) < failed);
+        let peak = self.peak().1;
+        ends.max().unwrap_or(0) < peak && peak <= failed
+    }
+
     /// A stream of its own, as for communication.
     pub(super) fn new_stream(&mut self) -> StreamIdx {
         self.n_new_streams += 1;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::ops::{AllocId, Allocation, Builder, Frame, Op, OpStream, PoolIdx, StackId, StreamIdx};
+use crate::ops::{AllocId, Allocation, Builder, Frame, Op, OpStream, PoolIdx, RecordedOom, StackId, StreamIdx};
 use crate::stacks::Stacks;
 use crate::whatif::{Laboratory, Question};
 
@@ -264,6 +264,59 @@ fn a_run_that_ends_with_a_backward_pass_would_have_had_its_update_there() {
         let (edited, _) = edits.apply(&program, End::Best).expect("they can be made");
         assert!(edited.stream().ops.len() > 10, "{:?}", edits.spelled());
     }
+}
+
+/// A fourth step asks for more than the others, and runs out in its forward pass.
+fn that_runs_out() -> (OpStream, Understood) {
+    let (mut stream, mut understood) = training();
+    for _ in 0..3 {
+        let id = AllocId(stream.allocations.len() as u32);
+        let (stack, pool) = (StackId(LAYER), PoolIdx::DEFAULT);
+        let stream_of_it = StreamIdx(0);
+        stream.allocations.push(Allocation {
+            requested: 100 * MIB,
+            address: 0,
+            stack,
+            stream: stream_of_it,
+            pool,
+        });
+        understood.of.push(Known { purpose: Purpose::Other, phase: Phase::Forward, time: 1 << 40 });
+        stream.ops.push(Op::Alloc(id));
+    }
+    stream.ops.push(Op::Oom(0));
+    stream.ooms.push(RecordedOom {
+        rounded: 100 * MIB,
+        device_free: 0,
+        stream: None,
+        pool: PoolIdx::DEFAULT,
+        stack: StackId(LAYER),
+    });
+    (stream, understood)
+}
+
+#[test]
+fn activations_of_a_step_that_ran_out_are_not_edited() {
+    let (stream, understood) = that_runs_out();
+    let program = Program::of(&stream, &understood).expect("a training run");
+    let checkpoint = Edits { checkpoint: Some(Chosen::All), ..Edits::default() };
+    let why = checkpoint.apply(&program, End::Best).err().expect("the fourth step has no backward pass").0;
+    assert!(why.starts_with("the peak is in a step that ran out of memory"), "{why}");
+    // The optimizer's state is known without it.
+    let sgd = Edits { optimizer: Some(Optimizer::Sgd), ..Edits::default() };
+    let (_, changes) = sgd.apply(&program, End::Best).expect("another optimizer");
+    assert_eq!(changes.sure(), Sure::Guess);
+    // An error in a step whose peak is lower hides nothing.
+    let (mut stream, understood) = training();
+    stream.ops.push(Op::Oom(0));
+    stream.ooms.push(RecordedOom {
+        rounded: 500 * MIB,
+        device_free: 0,
+        stream: None,
+        pool: PoolIdx::DEFAULT,
+        stack: StackId(LAYER),
+    });
+    let program = Program::of(&stream, &understood).expect("a training run");
+    assert!(checkpoint.apply(&program, End::Best).is_ok());
 }
 
 #[test]
