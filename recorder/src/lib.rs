@@ -160,7 +160,7 @@ pub enum Error {
         what: String,
     },
     /// The trace is there already.
-    #[error("{file} exists; choose another name with -o, or overwrite it with -f", file = file.display())]
+    #[error("{file} exists; choose another name with -o, or overwrite it with -F", file = file.display())]
     Exists {
         /// The file.
         file: PathBuf,

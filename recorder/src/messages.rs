@@ -80,6 +80,36 @@ fn names(ring: &Path) -> Vec<PathBuf> {
     folders.map(|folder| folder.join(&name)).collect()
 }
 
+/// Writes to standard error. What stands in a file there stays: see [`append`].
+///
+/// # Errors
+/// Those of writing.
+pub fn write_stderr(mut bytes: &[u8]) -> io::Result<()> {
+    let stderr = io::stderr();
+    if !fstat(&stderr).is_ok_and(|it| FileType::from_raw_mode(it.st_mode) == FileType::RegularFile) {
+        return stderr.lock().write_all(bytes);
+    }
+    while !bytes.is_empty() {
+        match append(stderr.as_fd(), bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = bytes.get(n..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Writes at the end of a file, and moves the position that all who share it write at. After `>` the position is where the program
+/// stopped: once the program has ended, a script may have appended to the file, and a plain write would overwrite that.
+fn append(file: BorrowedFd<'_>, part: &[u8]) -> Result<usize, Errno> {
+    // An offset of -1 moves the position (pwritev2(2)). Linux before 4.16, and some file systems, do not know the flag.
+    match pwritev2(file, &[IoSlice::new(part)], u64::MAX, ReadWriteFlags::APPEND) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => write(file, part),
+        answer => answer,
+    }
+}
+
 /// Whether standard error took all of it. Waits for its reader no longer than `patience` between two parts, asks for no memory, and
 /// raises no signal (Rust's runtime ignores SIGPIPE, and [`crate::limits`] catches SIGXFSZ).
 pub(crate) fn tell_stderr(mut bytes: &[u8], patience: Duration) -> bool {
@@ -144,7 +174,7 @@ impl Sink<'_> {
 
     fn write(&self, part: &[u8]) -> Result<usize, Errno> {
         match self {
-            Sink::File(fd) => write(fd, part),
+            Sink::File(fd) => append(*fd, part),
             Sink::Socket(fd) => send(fd, part, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
             _ if !self.is_ready(Duration::ZERO) => Err(Errno::AGAIN),
             Sink::NonBlocking(fd) => write(fd, part),

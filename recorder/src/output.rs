@@ -590,7 +590,7 @@ mod tests {
                 format!("refused: {error}{}", cause.unwrap_or_default()).replace(&at(""), "")
             }
         };
-        let exists = "refused: there.gtr exists; choose another name with -o, or overwrite it with -f";
+        let exists = "refused: there.gtr exists; choose another name with -o, or overwrite it with -F";
         assert_eq!(said("there.gtr", Overwrite::Refuse), exists);
         assert_eq!(said("there.gtr", Overwrite::Replace), "");
         assert_eq!(said("%p.gtr", Overwrite::Refuse), "");
@@ -632,7 +632,7 @@ mod tests {
         let path = make(&pattern, Overwrite::Refuse).expect("the first").path;
         assert_eq!(
             make(&pattern, Overwrite::Refuse).unwrap_err().to_string(),
-            format!("{} exists; choose another name with -o, or overwrite it with -f", path.display())
+            format!("{} exists; choose another name with -o, or overwrite it with -F", path.display())
         );
         let mut made = make(&pattern, Overwrite::Replace).expect("asked");
         made.file.write_all(b"x").expect("writable");

@@ -375,6 +375,11 @@ impl<'a> Recorder<'a> {
                     .to_owned();
             recorder.translator.note(recorder.now(), text);
         }
+        // Our environment is the process's, which nobody may have told.
+        let misspelt = options.is_its_child.then(|| crate::misspelt(std::env::vars_os()));
+        for text in misspelt.into_iter().flatten() {
+            recorder.translator.note(recorder.now(), format!("gputrace.said={text}"));
+        }
         if let Some(text) = growth::shortfall(map).filter(|_| options.is_its_child) {
             recorder.translator.note(recorder.now(), text);
         }

@@ -133,7 +133,7 @@ fn a_trace_that_exists_is_not_overwritten_and_the_program_is_told() {
     let job_began = Some(Moment { realtime, monotonic: 0 });
     let options = Options { job_began, ..options(&folder, "a.gtr") };
     let error = record(&ring, options).unwrap_err().to_string();
-    assert!(error.ends_with("a.gtr exists; choose another name with -o, or overwrite it with -f"), "{error}");
+    assert!(error.ends_with("a.gtr exists; choose another name with -o, or overwrite it with -F"), "{error}");
     assert_eq!(fs::read_to_string(folder.join("a.gtr")).unwrap(), "precious");
     assert_eq!(map.header().recorder.value.load(Ordering::Acquire), FAILED);
 }

@@ -195,6 +195,12 @@ impl Story {
         (!caveats.is_empty()).then(|| caveats.join("; "))
     }
 
+    /// Whether none of its events could be read, and there were some: nothing can be concluded from what is not there.
+    #[must_use]
+    pub fn is_unreadable(&self) -> bool {
+        self.ledger.n_events == 0 && !self.damages.is_empty()
+    }
+
     /// Why its numbers may be wrong, in one line.
     #[must_use]
     pub fn doubts(&self) -> Option<String> {

@@ -335,7 +335,7 @@ impl Leaks {
         let section = Section::new("not_freed", title);
         let section = match (self.not_freed.is_empty(), self.found.is_complete) {
             (true, true) => section.line(Mood::Good, "everything was given back"),
-            (true, false) => section.line(Mood::Note, "nothing was held there"),
+            (true, false) => section.line(Mood::Note, "nothing is known to be held there"),
             (false, _) => section.fact("not_freed_bytes", "together", Value::Bytes(Bytes(total))),
         };
         let section = section.table(table.keep(self.n_rows, 1));

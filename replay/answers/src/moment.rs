@@ -94,7 +94,7 @@ fn held(view: &View, when: When) -> Section {
     let which = match when {
         When::Peak => "the peak".to_owned(),
         When::End => "the end".to_owned(),
-        When::At(_) => "the moment asked for".to_owned(),
+        When::At(at) => format!("the last event up to {}", time(at)),
         When::Within(from, to) => format!("most between {} and {}", clock(from), clock(to)),
         When::Step(number) => format!("most in step {number}"),
     };

@@ -196,7 +196,11 @@ impl Postmortem {
     pub fn sections(&self) -> Vec<Section> {
         if self.is_uneventful() {
             let section = Section::new("oom", "Out of memory");
-            return vec![section.line(Mood::Good, "nothing ran out of memory").warn(self.story.caveats())];
+            let section = match self.story.is_unreadable() {
+                true => section.line(Mood::Warning, "cannot tell: no event of this trace can be read"),
+                false => section.line(Mood::Good, "nothing ran out of memory"),
+            };
+            return vec![section.warn(self.story.caveats())];
         }
         let mut sections: Vec<Section> = self.leak_section().into_iter().collect();
         sections.extend(POSTMORTEM.iter().flat_map(|entry| entry.of(&self.story)));

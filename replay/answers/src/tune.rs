@@ -69,6 +69,8 @@ struct Advice {
     /// The recorded setting, replayed on the machine that was asked about.
     recorded: Simulated,
     best: Simulated,
+    /// A request failed, and nobody asked about another card.
+    ran_out: bool,
     /// Settings that no other beats in both peak and driver calls.
     pareto: Vec<Candidate>,
     n_tried: usize,
@@ -105,6 +107,7 @@ impl Advice {
             recorded_peak: recorded_peak(stream),
             recorded,
             best: bench.simulated(question(&found.options), found.answer),
+            ran_out: !stream.ooms.is_empty() && !machine.is_of_a_card(),
             pareto: found.pareto,
             n_tried: found.n_tried,
             is_plain_enough: found.is_plain_enough,
@@ -137,7 +140,17 @@ impl Advice {
         let command = format!("PYTORCH_CUDA_ALLOC_CONF={}", self.best.question.options);
         let section = if self.helps() && self.recorded.fits() {
             let saved = iec(recorded.saturating_sub(best));
-            section.line(Mood::Command, command).line(Mood::Good, format!("{saved} less reserved"))
+            let section = section.line(Mood::Command, command);
+            match self.ran_out {
+                true => section.line(
+                    Mood::Warning,
+                    format!(
+                        "{saved} less reserved, and the run ran out of memory: `gputrace oom` says whether that would have been \
+                         enough"
+                    ),
+                ),
+                false => section.line(Mood::Good, format!("{saved} less reserved")),
+            }
         } else if self.helps() {
             section
                 .line(Mood::Command, command)
@@ -148,9 +161,17 @@ impl Advice {
                 .line(Mood::Note, format!("no setting helps: the best would save less than {percent:.0} %"))
         } else {
             let least = iec(self.bounds.requested);
+            let others = self.best.shares.iter().flat_map(|shares| shares.others.iter().flatten());
+            let others: u64 = others.map(|(_, bytes)| *bytes).sum();
+            let others = match others {
+                0 => String::new(),
+                _ => format!(", and the context and others take {} of the limit", iec(others)),
+            };
             section.line(
                 Mood::Bad,
-                format!("no setting makes it fit: {least} must be in use at once, whatever the allocator"),
+                format!(
+                    "no setting makes it fit: {least} must be in use at once, whatever the allocator{others}"
+                ),
             )
         };
         let least =

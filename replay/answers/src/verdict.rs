@@ -572,6 +572,7 @@ impl Evidence<'_> {
         let (kind, what, sure) = match (has_asked, self.story.doubts().is_some()) {
             (false, _) => {
                 let what = match ledger.n_events {
+                    _ if self.story.is_unreadable() => "none of its events can be read",
                     0 => "the trace holds no events",
                     _ => "the process asked for no GPU memory while it was recorded",
                 };

@@ -29,7 +29,7 @@ pub struct Machine {
 
 impl Machine {
     /// Whether something has to fit.
-    fn is_of_a_card(self) -> bool {
+    pub(super) fn is_of_a_card(self) -> bool {
         self.limit.is_some() || self.device_memory.is_some()
     }
 
@@ -226,11 +226,20 @@ impl Simulated {
             let at = format!("{} of {}", oom.request + 1, self.n_requests);
             format!("out of memory at request {at}: {asked} asked for, {reserved} reserved, {in_use} in use")
         });
+        let capped =
+            (self.question.limit.zip(self.question.device_memory)).filter(|(limit, card)| limit > card);
+        let capped = capped.map(|(limit, card)| {
+            let (limit, card) = (iec(limit), iec(card));
+            let text = format!(
+                "a limit of {limit} is more than the card has: {card} is used; --device-memory asks about another card"
+            );
+            (Mood::Warning, text)
+        });
         let is_undefined = outcome.counter("pools_lost") + outcome.counter("failed_assertions") > 0;
         let undefined = "PyTorch deletes, or fails to count, a released pool that is in use: what it does then is undefined";
-        range
-            .map(|text| (Mood::Note, text))
+        capped
             .into_iter()
+            .chain(range.map(|text| (Mood::Note, text)))
             .chain(shares)
             .chain(oom.map(|text| (Mood::Bad, text)))
             .chain(is_undefined.then(|| (Mood::Warning, undefined.to_owned())))

@@ -758,11 +758,19 @@ fn all_wait(participants: &[Participant], job: &Job, done: &mut Diagnosis) {
     }
     // The finding about those without a trace says it.
     if missing.is_empty() && !likely {
-        done.notes.push(format!(
-            "all ranks made the same calls, and none did anything in the last {}: they may wait for the GPU, for the network, or for \
-             something outside of NCCL. Which of these is not in the traces",
-            super::show::nanos(least as i64)
-        ));
+        let ago = super::show::nanos(least as i64);
+        let mut counts = job.communicators.iter().map(|joined| (joined, joined.collectives(participants)));
+        let uneven = counts.find(|(_, (most, fewest))| most != fewest);
+        done.notes.push(match uneven {
+            Some((joined, (most, fewest))) => format!(
+                "no rank did anything in the last {ago}. On {}, a rank has made {fewest} calls and another {most}: a rank may be late",
+                joined.label
+            ),
+            None => format!(
+                "all ranks made the same calls, and none did anything in the last {ago}: they may wait for the GPU, for the network, or \
+                 for something outside of NCCL. Which of these is not in the traces"
+            ),
+        });
     }
 }
 

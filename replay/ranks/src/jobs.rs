@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Nanos, NcclOp};
 
-use super::calls::Participant;
+use super::calls::{Lane, Participant};
 use super::names;
 
 /// A process's communicator: index of the participant, and of its membership.
@@ -57,6 +57,16 @@ impl Joined {
     /// All members with their ranks.
     pub fn all(&self) -> impl Iterator<Item = (u32, Member)> {
         self.members.iter().map(|(rank, member)| (*rank, *member))
+    }
+
+    /// Collectives of the rank that made most on it, and of the one that made fewest.
+    #[must_use]
+    pub fn collectives(&self, participants: &[Participant]) -> (u64, u64) {
+        let of = |(_, member): (u32, Member)| {
+            let membership = &participants[member.participant].memberships[member.membership];
+            membership.lane(Lane::Collective).map_or(0, |lane| lane.len() as u64)
+        };
+        (self.all().map(of).max().unwrap_or(0), self.all().map(of).min().unwrap_or(0))
     }
 
     /// Ranks without a member.

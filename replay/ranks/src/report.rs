@@ -357,10 +357,6 @@ fn communicators(participants: &[Participant], job: &Job) -> Vec<CommunicatorRep
         let memberships = || {
             joined.all().map(|(_, member)| &participants[member.participant].memberships[member.membership])
         };
-        let n_collectives = || {
-            memberships()
-                .map(|membership| membership.lane(Lane::Collective).map_or(0, |lane| lane.len() as u64))
-        };
         let peer_calls =
             memberships().flat_map(|membership| &membership.lanes).filter_map(|(lane, sequence)| {
                 matches!(lane, Lane::Send(_) | Lane::Receive(_)).then_some(sequence.len() as u64)
@@ -378,7 +374,7 @@ fn communicators(participants: &[Participant], job: &Job) -> Vec<CommunicatorRep
             ranks,
             parent: joined.parent.map(|parent| job.communicators[parent].label.clone()),
             place,
-            collectives: (n_collectives().max().unwrap_or(0), n_collectives().min().unwrap_or(0)),
+            collectives: joined.collectives(participants),
             peer_calls: peer_calls.sum(),
         }
     };

@@ -114,9 +114,11 @@ impl JobReport {
             Verdict::Consistent => section.line(
                 Mood::Good,
                 format!(
-                    "consistent: {} calls of {} ranks fit together",
+                    "consistent{}: {} calls of {} ranks fit together{}",
+                    if self.running { " so far" } else { "" },
                     words::count(self.calls),
-                    self.ranks.len()
+                    self.ranks.len(),
+                    self.behind()
                 ),
             ),
             Verdict::Incomplete => section.line(
@@ -141,7 +143,7 @@ impl JobReport {
             Verdict::Waits => section.line(
                 Mood::Warning,
                 format!(
-                    "the job is waiting{}; it counts as a hang once the late rank has been idle for {}",
+                    "the job is waiting{}; it counts as a hang once the recorder has seen no work of the late rank for {}",
                     self.so_far(Severity::Warning),
                     words::time(Nanos(HANG_AFTER))
                 ),
@@ -155,6 +157,20 @@ impl JobReport {
             section = section.line(Mood::Warning, doubt.clone());
         }
         section
+    }
+
+    /// Which communicator's ranks have not made the same number of calls yet.
+    fn behind(&self) -> String {
+        let uneven = self.communicators.iter().find(|it| it.collectives.0 != it.collectives.1);
+        uneven.map_or_else(String::new, |it| {
+            let (most, fewest) = it.collectives;
+            format!(
+                "; on {}, a rank has made {} calls and another {}",
+                it.name,
+                words::count(fewest),
+                words::count(most)
+            )
+        })
     }
 
     /// For how long ranks have waited.

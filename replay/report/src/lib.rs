@@ -42,6 +42,7 @@ fn title(story: &Story) -> String {
     let rank = story.process.rank.map(|rank| format!("rank {rank}"));
     let pid = (story.process.pid > 0).then(|| format!("pid {}", story.process.pid));
     match [rank, pid].into_iter().flatten().collect::<Vec<_>>().join(", ") {
+        who if who.is_empty() && command.is_empty() => story.named().to_owned(),
         who if who.is_empty() => format!("{}: {command}", story.named()),
         who => format!("{} ({who}): {command}", story.named()),
     }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::ops::{AllocId, Allocation, Builder, Frame, Op, OpStream, PoolIdx, RecordedOom, StackId, StreamIdx};
+use crate::ops::{
+    AllocId, Allocation, Builder, Frame, Op, OpStream, PoolIdx, RecordedOom, StackId, StreamIdx,
+};
 use crate::stacks::Stacks;
 use crate::whatif::{Laboratory, Question};
 

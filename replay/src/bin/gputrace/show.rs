@@ -6,6 +6,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use anyhow::{Context, anyhow, bail};
@@ -76,10 +77,12 @@ pub(crate) const FILES: ValueHint = ValueHint::AnyPath;
 /// Help of an argument that takes any traces.
 pub(crate) const TRACES: &str = "Traces, PyTorch snapshots (plain or .gz), or folders of them; - for stdin";
 
+const NEWEST: &str = "Traces, PyTorch snapshots (plain or .gz), or folders of them; - for stdin [default: the newest trace here]";
+
 /// Which traces to read.
 #[derive(Args)]
 pub(crate) struct TraceArgs {
-    #[arg(required = true, value_name = "TRACE|DIR", value_hint = FILES, help = TRACES)]
+    #[arg(value_name = "TRACE|DIR", value_hint = FILES, help = NEWEST)]
     traces: Vec<Named>,
 }
 
@@ -89,15 +92,28 @@ impl TraceArgs {
         TraceArgs { traces: vec![Named(trace.to_owned())] }
     }
 
-    /// The traces that were named, and those in the folders that were named.
+    /// The traces that were named, and those in the folders that were named; the newest trace of the current folder where none was.
     pub(crate) fn paths(&self) -> anyhow::Result<Vec<PathBuf>> {
-        paths(&self.traces)
+        if self.traces.is_empty() { Ok(vec![newest()?]) } else { paths(&self.traces) }
     }
 
     /// As they were named.
     pub(crate) fn named(&self) -> impl Iterator<Item = &Path> {
         self.traces.iter().map(|trace| &**trace)
     }
+}
+
+/// The trace of the current folder that was written last, which is named on the standard error.
+fn newest() -> anyhow::Result<PathBuf> {
+    static SAYS: Once = Once::new();
+    let entries = std::fs::read_dir(".").context("cannot read the current folder")?;
+    let entries = entries.filter_map(|entry| Some(entry.ok()?.file_name().into()));
+    let traces = entries.filter(|path: &PathBuf| path.extension().is_some_and(|ending| ending == "gtr"));
+    let written = |path: &PathBuf| std::fs::metadata(path).and_then(|file| file.modified()).ok();
+    let newest = traces.max_by_key(written);
+    let newest = newest.context("no trace was named, and there is none (*.gtr) in the current folder")?;
+    SAYS.call_once(|| complain!("reading {}, the newest trace here", shown(&newest)));
+    Ok(newest)
 }
 
 /// The traces that were named, and those in the folders that were named.
@@ -414,7 +430,7 @@ pub(crate) fn say(words: &str) {
 /// The same, of what went through a screen already.
 pub(crate) fn say_shown(words: &[u8]) {
     // Nobody may be listening any more.
-    let _ = std::io::stderr().write_all(words);
+    let _ = gputrace_recorder::messages::write_stderr(words);
 }
 
 /// What could not be read, or not be judged: docs/EXIT-CODES.md.

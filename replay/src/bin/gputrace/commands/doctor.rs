@@ -219,8 +219,7 @@ fn driver(section: Section) -> Section {
         first_line("/proc/driver/nvidia/version").or_else(|| first_line("/sys/module/nvidia/version"));
     let section = match &version {
         Some(version) => section.fact("driver", "NVIDIA driver", Value::text(version.trim())),
-        None => section
-            .line(Mood::Warning, "no NVIDIA driver is loaded on this machine: traces can be read, not made"),
+        None => section,
     };
     match libcuda() {
         Some(path) => section.fact("libcuda", "libcuda.so.1", Value::text(path)),
@@ -228,7 +227,11 @@ fn driver(section: Section) -> Section {
             let text = "libcuda.so.1 is not found: in a container, start it with --gpus all (NVIDIA_DRIVER_CAPABILITIES=compute,utility)";
             section.line(Mood::Bad, text)
         }
-        None => section,
+        None => {
+            let text =
+                "no NVIDIA driver and no libcuda.so.1 on this machine: traces can be read here, not recorded";
+            section.line(Mood::Bad, text)
+        }
     }
 }
 

@@ -221,7 +221,7 @@ fn front() -> Command {
         .arg_required_else_help(true)
 }
 
-/// Parses the command line and does what it says. Usage errors end the process with status 2.
+/// Parses the command line and does what it says. Usage errors end the process with status 2, those of `record` with 125.
 ///
 /// # Errors
 /// What the verb could not do, in one line and its causes.
@@ -235,7 +235,7 @@ fn run_words(words: &[OsString], out: &mut Screen) -> anyhow::Result<ExitCode> {
         Ok(matches) => matches,
         Err(error) => match gone(&error) {
             Some((verb, instead)) => bail!("there is no `gputrace {verb}` any more: {instead}"),
-            None => wrong(error, words).exit(),
+            None => return Ok(misused(&wrong(error, words), words)),
         },
     };
     let Some((name, arguments)) = matches.subcommand() else { return Ok(ExitCode::from(2)) };
@@ -259,6 +259,19 @@ fn run_words(words: &[OsString], out: &mut Screen) -> anyhow::Result<ExitCode> {
             status
         }
         None => Ok(ExitCode::from(2)),
+    }
+}
+
+/// Shows help, or what is wrong with the words. `record` has statuses that its program is not likely to have.
+fn misused(error: &clap::Error, words: &[OsString]) -> ExitCode {
+    let is_of_record = words.get(1).is_some_and(|word| word == record::VERB.name);
+    match is_of_record && error.use_stderr() {
+        true => {
+            // Nobody may be listening any more.
+            let _ = error.print();
+            ExitCode::from(record::CANNOT_TRACE)
+        }
+        false => error.exit(),
     }
 }
 

@@ -11,6 +11,7 @@ use gputrace_replay::ranks::calls::Participant;
 use gputrace_replay::ranks::collect::collect;
 use gputrace_replay::ranks::report::{Ranks, Verdict};
 use gputrace_replay::reduce::{Summary, again, is_summary};
+use gputrace_replay::report::model::Section;
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::printable::Screen;
@@ -82,6 +83,14 @@ pub(super) fn running(paths: &[PathBuf]) -> Vec<Participant> {
     let mut participants: Vec<Participant> = paths.iter().filter_map(|path| participant(path).ok()).collect();
     go_on_until(&mut participants, &written);
     participants
+}
+
+/// What `ranks` says first of each job that these traces are of and whose ranks call NCCL.
+pub(super) fn verdicts(paths: &[PathBuf]) -> Vec<Section> {
+    let ranks = Ranks::of(&running(paths), &again);
+    let parts = ranks.report().parts;
+    let of_jobs = ranks.jobs.iter().zip(parts).filter(|(job, _)| job.verdict != Verdict::NoCalls);
+    of_jobs.filter_map(|(_, part)| part.sections.into_iter().next()).collect()
 }
 
 /// Has the traces that are being written go on until what is certainly in them.

@@ -25,7 +25,7 @@ pub(super) mod launch;
 pub(super) const VERB: Verb = Verb::new::<RecordArgs>("record", run).with_status_of_its_own();
 
 /// `env(1)`: it could not do its own part.
-const CANNOT_TRACE: u8 = 125;
+pub(super) const CANNOT_TRACE: u8 = 125;
 /// `env(1)`: the command was found but cannot be run.
 const CANNOT_RUN: u8 = 126;
 /// `env(1)`: the command was not found.
@@ -119,6 +119,10 @@ impl Stacks {
 fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: RecordArgs = super::parsed(matches)?;
     let (program, arguments) = args.command.split_first().context("no command")?;
+    if program.is_empty() {
+        complain!("the command is empty: name a program after `--`");
+        return Ok(ExitCode::from(NOT_FOUND));
+    }
     let path = match find(program) {
         Found::Program(path) => path,
         Found::NotExecutable(path) => {

@@ -108,7 +108,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         let (story, verdict) = understood(&Source::open(path)?, &categories, wanted);
         Ok((Head::of(&story), part(&story, &verdict, wanted)))
     });
-    let job = if args.show.json { None } else { job(&read, &args.traces) };
+    let job = if args.show.json { None } else { job(&read, &paths, &args.traces) };
     let parts: Vec<Part> = job.into_iter().chain(read.into_iter().map(|(_, part)| part)).collect();
     if !parts.is_empty() || args.show.json {
         args.show.write(&Report { verb: "report", parts }, out)?;
@@ -175,7 +175,7 @@ pub(super) fn part(story: &Story, verdict: &Verdict, wanted: Shown) -> Part {
 }
 
 /// What is to be known of several processes before each is looked at: who started whom, and how each fared.
-fn job(read: &[(Head, Part)], traces: &TraceArgs) -> Option<Part> {
+fn job(read: &[(Head, Part)], paths: &[PathBuf], traces: &TraceArgs) -> Option<Part> {
     let traced: Vec<_> = read.iter().map(|(head, _)| head.traced()).collect();
     let family = show::family(&traced);
     if read.len() < 2 {
@@ -209,7 +209,8 @@ fn job(read: &[(Head, Part)], traces: &TraceArgs) -> Option<Part> {
     };
     let section = if is_job || n_mapping > 0 { section.line(Mood::Command, ranks) } else { section };
     let family = family.unwrap_or_default();
-    let sections = std::iter::once(section).chain(family.sections).collect();
+    let communication = if is_job { super::ranks::verdicts(paths) } else { vec![] };
+    let sections = communication.into_iter().chain(std::iter::once(section)).chain(family.sections).collect();
     Some(Part { sections, ..Part::default() })
 }
 

@@ -59,7 +59,9 @@ impl Which {
             [] => Ok(Which::All),
             [one] if one.is_dir() => Ok(Which::Folder(one.clone())),
             [one] if !one.exists() && number(one).is_some() => {
-                Ok(Which::Process(number(one).unwrap_or_default()))
+                let pid = number(one).unwrap_or_default();
+                anyhow::ensure!(Path::new(&format!("/proc/{pid}")).exists(), "there is no process {pid}");
+                Ok(Which::Process(pid))
             }
             files => {
                 for file in files {
