@@ -61,6 +61,12 @@ pub fn misspelt<Name: AsRef<OsStr>>(variables: impl IntoIterator<Item = (Name, N
     sentences
 }
 
+/// What is not heeded: variables of ours whose values mean nothing. Other names may be another program's.
+pub(crate) fn not_heeded() -> Vec<String> {
+    let is_ours = |name: &OsStr| ALL.iter().any(|(known, _)| name_of(known) == name.to_string_lossy());
+    misspelt(std::env::vars_os().filter(|(name, _)| is_ours(name)))
+}
+
 fn wrong(name: &str, value: &OsStr) -> Option<String> {
     let prefix = name_of(variables::SWITCH);
     let known = ALL.iter().find(|(known, _)| name_of(known) == name);

@@ -637,6 +637,7 @@ fn why(error: &TorchOom) -> String {
                     bytes(Bytes(elsewhere)),
                     bytes(total)
                 ),
+                false if total.0 == 0 => held,
                 false => format!("{held}, of a device of {}", bytes(total)),
             }
         }
@@ -711,7 +712,7 @@ mod tests {
                 "what: PyTorch could not get 30.00 MiB on cuda:0 at 4.0 µs: 8.00 MiB in use, 12.00 MiB more reserved, and \
                  others held 50.00 MiB of the device's 80.00 MiB",
                 "call_site: forward (/job/a.py:12)",
-                "confidence: certain: the driver's own figure at that moment, without what this process was given",
+                "confidence: the driver's own figure at that moment, without what this process was given; its own context is among it",
                 "fix: end or move the other processes (`gputrace oom` lists those that NVML names), or wait for them; \
                  60.00 MiB would have been free",
                 "next: gputrace oom job/train.gtr",

@@ -156,7 +156,7 @@ fn loader_workers_that_hold_a_context_and_nothing_else_are_named() {
     );
     assert!(text.contains("1.01 GiB in all") && text.contains("data.py:26"), "{text}");
     // One that uses the GPU is none of them.
-    let (kind, _, text) = said(&format!("{context}\nAlloc addr=a bytes=1M by=libcudart.so"));
+    let (kind, _, text) = said(&format!("{context}\nAlloc addr=a bytes=100M by=libcudart.so"));
     assert_eq!(kind, "nothing_wrong", "{text}");
 }
 

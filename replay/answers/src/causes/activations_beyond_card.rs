@@ -63,7 +63,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     };
     let larger = || facts.holders().filter(|holder| is_activation(facts, holder)).filter(rose);
     let sum_larger: u64 = larger().map(|holder| holder.bytes.0).sum();
-    let is_larger = sum_larger.saturating_mul(4) >= sum.0;
+    // In the first step, what a line asked for before was for another layer.
+    let is_larger = sum_larger.saturating_mul(4) >= sum.0 && has_stepped(facts);
     let most = if is_larger { larger().next().unwrap_or(most) } else { most };
     let now = most.sizes.keys().max().copied().unwrap_or_default();
     // Steps of these sizes went well before: something else is in the way.

@@ -10,18 +10,21 @@ use gputrace_trace::words::{bytes, count};
 pub(super) const CAUSE: Cause = Cause {
     name: "contexts of child processes that allocate nothing",
     kind: Kind::Kept,
-    needs: "traces of processes beside this one that hold a context and ask for no memory, and together a twentieth of what it holds",
+    needs: "traces of processes beside this one that hold a context and ask for next to no memory, and together a twentieth of what it holds",
     against: "processes that use the GPU",
     find,
 };
 
-/// The context of a process that asked for nothing on any device, and what NVML charged it for.
+/// What a process asked for is next to nothing beside its context: one in so many bytes of it.
+const LITTLE: u64 = 8;
+
+/// The context of a process that asked for next to nothing on any device, and what NVML charged it for.
 fn idle(story: &Story) -> Option<(&Context, Bytes)> {
-    let is_used = story.ledger.devices.values().any(|books| books.allocs > 0 || books.torch.is_some());
-    let context = story.ledger.contexts().find(|context| context.device >= 0).filter(|_| !is_used)?;
+    let context = story.ledger.contexts().find(|context| context.device >= 0)?;
     let charged =
-        story.ledger.devices.get(&context.device).and_then(|books| books.samples.largest?.process_used);
-    Some((context, charged?))
+        story.ledger.devices.get(&context.device).and_then(|books| books.samples.largest?.process_used)?;
+    let asked: u64 = story.ledger.devices.values().map(|books| books.physical.peak().0).sum();
+    (asked.saturating_mul(LITTLE) <= charged.0).then_some((context, charged))
 }
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
@@ -30,7 +33,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let all = Bytes(children.iter().map(|(_, (_, charged))| charged.0).sum());
     facts.is_much(all).then(|| Case {
         what: format!(
-            "{} child processes hold a CUDA context each and never allocate: {} in all, {} in process {}",
+            "{} child processes hold a CUDA context each and hardly allocate: {} in all, {} in process {}",
             count(children.len() as u64),
             bytes(all),
             bytes(each),
@@ -38,7 +41,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: story.ledger.sites.site_name(context.site),
         bytes: all,
-        sure: "certain: their traces have the contexts, with what NVML charged, and no request for memory".into(),
+        sure: "certain: their traces have the contexts, with what NVML charged, and hardly a request for memory".into(),
         fix: Fix::words(
             "make no CUDA call in these processes (`worker_init_fn`, `Dataset`, `collate_fn`), or start them with `CUDA_VISIBLE_DEVICES=`",
             format!("gives back {}", bytes(all)),

@@ -194,7 +194,11 @@ const REMEDIES: &[Remedy] = &[
         at_peak: Kind::Spare,
         least: LEAST_SAVED,
         is: |facts, held, _| {
-            facts.failure.is_none() && held.evaluated.0.saturating_mul(LEAST_SAVED) >= held.bytes.0
+            // A checkpointed function runs without a graph, and its backward pass runs it again.
+            let is_checkpointed = facts.holders().any(|holder| holder.signs.has(Sign::Checkpointed));
+            facts.failure.is_none()
+                && !is_checkpointed
+                && held.evaluated.0.saturating_mul(LEAST_SAVED) >= held.bytes.0
         },
         what: |_| {
             "gradients of the last step, and the peak is not in a step: no backward pass follows that needs what the model made (evaluation)".into()
@@ -499,6 +503,11 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         fix: Fix::words(remedy.fix, worth),
         verb: if facts.failure.is_some() { "oom" } else { "report --peak" },
     }
+}
+
+/// Whether a cause is of what a graph keeps.
+pub(super) fn is_of_graph(cause: &Cause) -> bool {
+    cause.needs == GRAPH_NEEDS
 }
 
 /// Whether roles say of half of it that a backward pass needs it.

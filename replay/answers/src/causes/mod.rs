@@ -64,6 +64,7 @@ pub const CAUSES: &[Cause] = &[
     neighbours::CAUSE,
     not_donated::CAUSE,
     one_request::CAUSE,
+    one_request::PREVIOUS,
     one_request::TWICE,
     pinned_rounded::CAUSE,
     record_stream::CAUSE,
@@ -173,6 +174,14 @@ impl Fix {
 pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     let of_causes = CAUSES.iter().filter_map(|cause| Some((cause, cause.kind, (cause.find)(facts)?)));
     let mut all: Vec<Found> = of_causes.chain(growth::case(facts)).chain(holdings::cases(facts)).collect();
+    // A cache that is joined anew outlives each turn without any graph.
+    if let Some(site) = all.iter().find(|it| it.0.name == joined_anew::CAUSE.name).map(|it| it.2.site.clone())
+    {
+        all.retain(|(cause, _, case)| {
+            let is_of_turn = holdings::is_of_graph(cause) || cause.name == taken_in_advance::CAUSE.name;
+            !(is_of_turn && (case.site.starts_with(&site) || is_of(&case.site, &site)))
+        });
+    }
     // What an attempt still held is no growth.
     if let Some(held) =
         all.iter().find(|(cause, ..)| cause.name == caught_errors::CAUSE.name).map(|it| it.2.bytes.0)

@@ -19,9 +19,17 @@ pub(super) const CAUSE: Cause = Cause {
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let failure = facts.failure?;
-    let Failure::Torch(_, error) = failure else { return None };
+    let Failure::Torch(ordinal, error) = failure else { return None };
     let (free, total) = error.device.filter(|_| error.wall() == Wall::Device)?;
+    // The process's own context and code, as far as NVML told.
+    let books = facts.story.ledger.devices.get(&ordinal);
+    let own = books
+        .into_iter()
+        .flat_map(|books| &books.samples.kept)
+        .filter_map(|sampled| Some(sampled.process_used?.0.saturating_sub(sampled.tracked.0)));
+    let own = own.max();
     let elsewhere = total.0.saturating_sub(free.0).saturating_sub(error.tracked.0);
+    let elsewhere = elsewhere.saturating_sub(own.unwrap_or(0));
     let is_much = elsewhere.saturating_mul(MUCH) >= total.0 && total.0 > 0;
     let is_enough = failure.asked().is_some_and(|asked| elsewhere >= asked.0);
     (is_much && is_enough).then(|| Case {
@@ -34,7 +42,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(error.site),
         bytes: Bytes(elsewhere),
-        sure: "certain: the driver's own figure at that moment, without what this process was given".into(),
+        sure: match own {
+            Some(_) => "certain: the driver's own figure at that moment, without what this process has",
+            None => "the driver's own figure at that moment, without what this process was given; its own context is among it",
+        }
+        .into(),
         fix: Fix::words(
             "end or move the other processes (`gputrace oom` lists those that NVML names), or wait for them",
             format!("{} would have been free", bytes(Bytes(elsewhere + free.0))),

@@ -32,6 +32,7 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
     let asked = error.requested.unwrap_or(error.bytes);
     let total = error.device.map(|(_, total)| total).or_else(|| Some(facts.story.device(ordinal)?.total))?;
     let file = |site: SiteId| Some(facts.story.ledger.sites.site(site)?.file.clone());
+    let is_before = facts.holders().any(|holder| is_before(facts, holder));
     let is_twin = |holder: &&Holder| {
         let (size, n) = holder.sizes.last_key_value().map_or((0, 0), |(size, n)| (size.0, *n));
         let is_of_size =
@@ -43,7 +44,7 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
     let is_most = size.saturating_mul(3) >= error.allocated.0.saturating_mul(2);
     let is_beyond =
         asked.0.saturating_mul(4) >= total.0 && asked.0.saturating_add(error.allocated.0) > total.0;
-    (is_most && is_beyond && total.0 > 0).then(|| Case {
+    (is_most && is_beyond && total.0 > 0 && !is_before).then(|| Case {
         what: format!(
             "{} of {} in use are one tensor, made at {}, and {} more were asked for to work on it: both are more than \
              the card's {}",
@@ -64,6 +65,49 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
     })
 }
 
+/// The result of the same line's last run, while it makes the next.
+pub(super) const PREVIOUS: Cause = Cause {
+    name: "the previous result is held while the next is made",
+    kind: Kind::Kept,
+    needs: "a request that failed while one block of that size, from the same line of the program, was a quarter of what was in use",
+    against: "several blocks of that size there: layers, or a list of results",
+    find: previous,
+};
+
+/// Whether this is the last result of the line whose request failed.
+fn is_before(facts: &Facts<'_>, holder: &Holder) -> bool {
+    let Some(Failure::Torch(_, error)) = facts.failure else { return false };
+    let asked = error.requested.unwrap_or(error.bytes).0;
+    let is_one = holder.blocks == 1 && holder.bytes.0.abs_diff(asked) <= asked / 50;
+    // What one expression makes twice has nothing between the two.
+    let is_later = |it: &Holder| it.site != holder.site && it.since > holder.since;
+    is_one
+        && holder.site == error.site
+        && holder.bytes.0.saturating_mul(4) >= error.allocated.0
+        && facts.holders().any(is_later)
+}
+
+fn previous(facts: &Facts<'_>) -> Option<Case> {
+    let Failure::Torch(_, error) = facts.failure? else { return None };
+    let held = facts.holders().find(|holder| is_before(facts, holder))?;
+    Some(Case {
+        what: format!(
+            "this line asks for {} while the {} that it made before are still held ({} in use)",
+            bytes(error.requested.unwrap_or(error.bytes)),
+            bytes(held.bytes),
+            bytes(error.allocated)
+        ),
+        site: facts.site(error.site),
+        bytes: held.bytes,
+        sure: "certain of the line and the sizes; what refers to the earlier result is not recorded".into(),
+        fix: Fix::words(
+            "`del` the earlier result before this line runs again: a variable keeps it until it is assigned anew",
+            format!("needs up to {} less at that moment", bytes(held.bytes)),
+        ),
+        verb: "oom",
+    })
+}
+
 /// What JAX asks for at once is mostly the memory that an executable works in.
 const OF_JAX: &str = "use a smaller batch or `jax.lax.map(..., batch_size=n)`; for gradients of `lax.scan`, `jax.checkpoint` on its body";
 
@@ -78,7 +122,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         Failure::Jax(_, error) => (facts.jax_line(error), known, Bytes(0)),
         Failure::Refused(refused) => (refused.site, known, refused.tracked),
     };
-    let total = total?;
+    // A snapshot does not say how large the card is.
+    let total = total.filter(|total| total.0 > 0)?;
     // What JAX held is not in its error.
     let is_beyond = asked.0.saturating_add(used.0) > total.0;
     if asked.0.saturating_mul(2) <= total.0 || used >= asked || !(is_beyond || used == Bytes(0)) {

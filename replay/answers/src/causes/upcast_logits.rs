@@ -37,6 +37,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             && holder.since <= wide.since
             && holder.site != wide.site
     })?;
+    // `one_hot` makes integers of 64 bits of what was there.
+    if facts.site(wide.site).contains("one_hot") {
+        return None;
+    }
     let both = Bytes(size.0 + size.0 / 2);
     (both.0.saturating_mul(5) >= held.bytes.0.saturating_mul(2)).then(|| Case {
         what: format!(

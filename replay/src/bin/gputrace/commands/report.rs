@@ -21,10 +21,13 @@ use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
 use gputrace_replay::trace::words::quote;
 use gputrace_schemas::printable::Screen;
+use gputrace_schemas::reader::Trace;
 
 use super::Verb;
 use crate::show::{self, ShowArgs, TraceArgs, WhenArgs};
 
+/// Traces of a folder among which those of children are looked for.
+const MOST_BESIDE: usize = 256;
 /// Traces of child processes that are looked at for a verdict.
 const MOST_CHILDREN: usize = 64;
 /// Larger ones are left out, bytes.
@@ -143,25 +146,25 @@ pub(super) fn understood_and(
     (story, verdict)
 }
 
-/// Traces of the processes that this process started: `NAME.PID.gtr` beside `NAME.gtr`. Large ones are not read, and those of another
-/// run that have such a name do not count.
+/// Traces in its folder of the processes that this process started. Large ones are not read, nor is a folder of very many.
 fn beside(of: &Story) -> Vec<Story> {
     let path = Path::new(&of.path);
-    let stem = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".gtr"));
-    let Some((stem, folder)) = stem.zip(path.parent()) else { return vec![] };
+    let Some(folder) = path.parent() else { return vec![] };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let is_child = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let pid = name.strip_prefix(stem).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".gtr"));
-        pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit()))
-            && path.metadata().is_ok_and(|file| file.len() <= MOST_OF_CHILD)
+    let is_small_trace = |path: &PathBuf| {
+        path.extension().is_some_and(|ending| ending == "gtr")
+            && path.metadata().is_ok_and(|file| file.is_file() && file.len() <= MOST_OF_CHILD)
     };
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut children: Vec<PathBuf> = entries.filter(is_child).collect();
-    children.sort();
-    children.truncate(MOST_CHILDREN);
-    let stories = children.iter().filter_map(|path| Story::read(path).ok());
-    stories.filter(|story| story.process.descends_from(&of.process)).collect()
+    let mut others: Vec<PathBuf> = entries.filter(is_small_trace).take(MOST_BESIDE + 1).collect();
+    if others.len() > MOST_BESIDE {
+        return vec![];
+    }
+    others.sort();
+    // Whose a trace is stands at its beginning.
+    let is_child = |path: &PathBuf| Trace::open(path).is_ok_and(|it| it.process().descends_from(&of.process));
+    let children = others.into_iter().filter(is_child).take(MOST_CHILDREN);
+    children.filter_map(|path| Story::read(&path).ok()).collect()
 }
 
 /// What is said of one process.
