@@ -21,6 +21,11 @@ import tempfile
 import time
 import zipfile
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python before 3.11: pip has it, under its first name
+    from pip._vendor import tomli as tomllib
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NEWEST_GLIBC = (2, 17)
 MOST_BYTES = 12 << 20
@@ -28,6 +33,7 @@ TARGET = "x86_64-unknown-linux-gnu"
 # What is put into time stamps: seconds since 1970 (reproducible-builds.org/docs/source-date-epoch).
 EPOCH = int(os.environ.get("SOURCE_DATE_EPOCH", "315532800"))
 LICENCES = ["LICENSE-APACHE", "LICENSE-MIT"]
+THIRD_PARTY = "THIRD-PARTY.txt"
 
 
 def main():
@@ -94,12 +100,10 @@ def wheel(binaries):
         files[f"gputrace/bin/{file}"] = data
     for file in LICENCES:
         files[f"{info}/licenses/{file}"] = read(f"{ROOT}/{file}")
-    files[f"{info}/licenses/THIRD-PARTY.txt"] = third_party()
+    files[f"{info}/licenses/{THIRD_PARTY}"] = third_party()
     files[f"{info}/METADATA"] = metadata().encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: pack.py\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    files[f"{info}/entry_points.txt"] = (
-        b"[console_scripts]\ngputrace = gputrace.__main__:main\n\n[pytest11]\ngputrace = gputrace.pytest_plugin\n"
-    )
+    files[f"{info}/entry_points.txt"] = entry_points().encode()
     record = io.StringIO()
     rows = csv.writer(record, lineterminator="\n")
     for path, data in files.items():
@@ -119,26 +123,31 @@ def wheel(binaries):
 
 
 def metadata():
-    return f"""Metadata-Version: 2.1
-Name: gputrace
-Version: {version()}
-Summary: Where your GPU memory went, why it ran out, and what would have made it fit
-License: MIT OR Apache-2.0
-Classifier: Environment :: GPU :: NVIDIA CUDA
-Classifier: Framework :: Pytest
-Classifier: Operating System :: POSIX :: Linux
-Requires-Python: >=3.8
-Provides-Extra: arrow
-Requires-Dist: pyarrow; extra == "arrow"
-Provides-Extra: dask
-Requires-Dist: distributed>=2023.1; extra == "dask"
-Provides-Extra: pandas
-Requires-Dist: pandas; extra == "pandas"
-Provides-Extra: ray
-Requires-Dist: ray>=2.9; extra == "ray"
-Description-Content-Type: text/markdown
+    """Core metadata 2.4 (https://packaging.python.org/en/latest/specifications/core-metadata/) of python/pyproject.toml."""
+    project = pyproject()
+    lines = [
+        "Metadata-Version: 2.4", f"Name: {project['name']}", f"Version: {version()}", f"Summary: {project['description']}",
+        f"Keywords: {','.join(project['keywords'])}", *(f"Author: {author['name']}" for author in project["authors"]),
+        f"License-Expression: {project['license']}", *(f"License-File: {file}" for file in [*LICENCES, THIRD_PARTY]),
+        *(f"Classifier: {classifier}" for classifier in project["classifiers"]),
+        *(f"Project-URL: {name}, {url}" for name, url in project.get("urls", {}).items()),
+        f"Requires-Python: {project['requires-python']}",
+    ]
+    for extra, packages in project["optional-dependencies"].items():
+        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {package}; extra == "{extra}"' for package in packages)]
+    lines.append("Description-Content-Type: text/markdown")
+    return "\n".join(lines) + "\n\n" + read(f"{ROOT}/python/{project['readme']}").decode()
 
-{read(f"{ROOT}/python/README.md").decode()}"""
+
+def entry_points():
+    project = pyproject()
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    sections = [[f"[{group}]", *(f"{name} = {place}" for name, place in named.items())] for group, named in groups.items()]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def pyproject():
+    return tomllib.loads(read(f"{ROOT}/python/pyproject.toml").decode())["project"]
 
 
 def tarball(binaries, pages):
@@ -152,7 +161,7 @@ def tarball(binaries, pages):
         if file.endswith(".md"):
             files[f"{shared}/docs/{file}"] = read(f"{ROOT}/docs/{file}")
     files[f"{shared}/skills/gputrace/SKILL.md"] = read(f"{ROOT}/skills/gputrace/SKILL.md")
-    files[f"{shared}/THIRD-PARTY.txt"] = third_party()
+    files[f"{shared}/{THIRD_PARTY}"] = third_party()
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path, data in sorted(files.items()):

@@ -93,6 +93,9 @@ fn the_wheel_can_be_installed_and_used() {
     }
     let wheel = out.files("whl").pop().expect("a wheel");
     let mut check = Command::new(&python);
-    check.arg("packaging/check.py").arg(wheel).arg("--driver").arg(fake_cuda::library_dir());
+    check.arg("packaging/check.py").arg(&wheel).arg("--driver").arg(fake_cuda::library_dir());
     run(check.arg("--demo").arg(built.join("fake-cuda")).arg("demo"));
+    if let Some(python) = python_with("twine, build, flit_core, trove_classifiers", "metadata of the wheel") {
+        run(Command::new(python).arg("packaging/metadata.py").arg(wheel));
+    }
 }
