@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm deb fresh-deb
+.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm deb sbom release fresh-deb
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -213,6 +213,17 @@ dist: portable ## Put what users need into a tarball, in target/dist: programs, 
 
 deb: portable target/tools/bin/cargo-deb ## Make a Debian package of the same, in target/dist
 	packaging/deb.sh $(PACKED)
+
+sbom: target/tools/sbom ## List what is in the program, as CycloneDX, in target/dist
+	target/tools/sbom/bin/python packaging/sbom.py target/dist
+
+target/tools/sbom:
+	python3 -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check 'cyclonedx-python-lib[json-validation]==11.12.0' || { rm -rf $@; exit 1; }
+
+# `make release DRY=1` does the same on copies, and leaves the tree alone.
+release: target/tools/bin/cargo-deb target/tools/sbom target/tools/bin/cargo-deny $(ZIG)/cargo-zigbuild ## Set VERSION everywhere, make all packages twice, compare them, and print what is left to do by hand
+	python3 packaging/release.py $(VERSION) $(if $(DRY),--dry)
 
 # Unoptimised, as cargo-deny.
 target/tools/bin/cargo-deb:
