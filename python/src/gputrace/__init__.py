@@ -4,7 +4,7 @@
         ...
     gputrace.report("train.gtr")            # the report; .verdict, .json and .tables
     gputrace.timeline("train.gtr")          # memory over time, a picture in notebooks
-    table = gputrace.load("train.gtr")      # every change of memory, a row each: pyarrow, or to="pandas"
+    table = gputrace.load("train.gtr")      # every change of memory, one row per change: pyarrow, or to="pandas"
 
 Limits on GPU memory in tests: `gputrace.pytest_plugin`.
 """

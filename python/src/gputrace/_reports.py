@@ -57,7 +57,7 @@ class Table(List[Dict[str, Any]]):
 
 
 class Report:
-    """What `gputrace report` says of a trace. `print(report)` and its representation are the report's text."""
+    """The report of a trace. `str` and `repr` are its text, as `gputrace report` prints it."""
 
     def __init__(self, trace: PathLike) -> None:
         self.trace = os.fspath(trace)

@@ -60,7 +60,7 @@ def load(trace: PathLike, to: Literal["pandas"]) -> "pandas.DataFrame": ...
 @overload
 def load(trace: PathLike, to: Literal["rows"]) -> Rows: ...
 def load(trace: PathLike, to: str = "arrow") -> Union["pyarrow.Table", "pandas.DataFrame", Rows]:
-    """Every change of memory in a trace, a row each.
+    """Every change of memory in a trace, one row per change.
 
     `to="arrow"` is a `pyarrow.Table`, `to="pandas"` a `pandas.DataFrame`, and `to="rows"` a list of dictionaries (`Row`), which
     needs no other package. The columns are those of `gputrace export --format parquet`; rows lack `frames`. Numbers are integers in
