@@ -29,7 +29,8 @@ assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(3 << 20)) == 0
 # Each prints its name when it has held.
 SCRIPT = """
 list() { find / -xdev -not -path '/proc/*' -not -path '/dev/*' -not -path '/var/lib/dpkg/*' -not -path '/var/cache/*' -not -path '/var/log/*' \
-  -not -path '/tmp/*' -not -name 'ld.so.cache*' | sort; }
+  -not -path '/tmp/*' -not -name 'ld.so.cache*' 2>/dev/null | sort; }
+dpkg -P gputrace >/dev/null 2>&1 || true
 list >/tmp/before
 dpkg -i /tmp/gputrace.deb >/tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log; exit 1; }
 dpkg-query -W -f '${Status}\\n' gputrace | grep -qx 'install ok installed'; echo installed

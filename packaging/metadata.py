@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """metadata.py WHEEL: holds what the wheel says of itself against what the package index accepts, and against what python/pyproject.toml
-becomes by its own build backend. Needs twine, build, flit_core and trove-classifiers."""
+becomes by its own build backend. Status 77: twine, build, flit_core or trove-classifiers is missing."""
 import email
 import os
 import re
@@ -8,9 +8,14 @@ import subprocess
 import sys
 import zipfile
 
-import build
-import build.util
-import trove_classifiers
+try:
+    import build.util
+    import flit_core  # noqa: F401 (the backend)
+    import trove_classifiers
+    import twine  # noqa: F401 (run as a program)
+except ImportError as missing:
+    print(f"SKIPPED: metadata of the wheel: {missing}")
+    sys.exit(77)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MAY_BE = ("Project-URL", "Provides-Extra", "Requires-Dist", "Description-Content-Type")
