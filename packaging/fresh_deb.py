@@ -18,7 +18,7 @@ PACKAGES = "python3,man-db"
 MIRROR = "apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Created-By: Packages' | grep -v security | head -n 1"
 ENTER = """
 mount --rbind /dev "$1/dev" && { mount -t proc proc "$1/proc" || mount --rbind /proc "$1/proc"; } || exit 77
-exec chroot "$1" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 LD_LIBRARY_PATH=/opt/driver bash -euc "$2"
+exec chroot "$1" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 LD_LIBRARY_PATH=/opt/driver FAKE_CUDA_MEMORY=2GiB bash -euc "$2"
 """
 TRAIN = """
 import ctypes
