@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm
+.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm deb sbom release fresh-deb
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -187,22 +187,54 @@ fuzz: ## Give hostile input to everything that reads: a minute each, with libFuz
 	FUZZ_SECONDS=$(FUZZ_SECONDS) fuzz/run.sh $(FUZZ)
 
 # Both for C libraries from 2.17 on. The library is so by itself (tests/tidy.rs); the program is linked against what zig knows of 2.17.
-PORTABLE := target/x86_64-unknown-linux-gnu/release/gputrace
+# The same bytes in any folder: no path of this machine gets into them. Apart from other builds, which have other flags.
+TRIPLE := x86_64-unknown-linux-gnu
+PORTABLE := target/portable/$(TRIPLE)/release
 ZIG := target/tools/zig/bin
+CARGO_HOME ?= $(HOME)/.cargo
+PLACELESS := RUSTFLAGS="--remap-path-prefix=$(CURDIR)=/gputrace --remap-path-prefix=$(CARGO_HOME)=/cargo" \
+  CFLAGS="-ffile-prefix-map=$(CURDIR)=/gputrace -ffile-prefix-map=$(CARGO_HOME)=/cargo" CARGO_INCREMENTAL=0
+PACKED := --program $(PORTABLE)/gputrace --library $(PORTABLE)/libgputrace.so
 
 portable: $(ZIG)/cargo-zigbuild
-	cargo build --release -p gputrace-shim
-	PATH="$(CURDIR)/$(ZIG):$$PATH" cargo zigbuild --release -p gputrace --bin gputrace --features objects,mcp --target x86_64-unknown-linux-gnu.2.17
+	$(PLACELESS) cargo build --locked --release -p gputrace-shim --target $(TRIPLE) --target-dir target/portable
+	PATH="$(CURDIR)/$(ZIG):$$PATH" $(PLACELESS) cargo zigbuild --locked --release -p gputrace --bin gputrace --features objects,mcp \
+	  --target $(TRIPLE).2.17 --target-dir target/portable
 
 $(ZIG)/cargo-zigbuild:
 	python3 -m venv target/tools/zig
 	$(ZIG)/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 cargo-zigbuild==0.24.0
 
 wheel: portable ## Put program, library and the Python package into one wheel, in target/dist
-	python3 packaging/pack.py wheel --program $(PORTABLE) --library $(RELEASE)/libgputrace.so --out target/dist
+	python3 packaging/pack.py wheel $(PACKED) --out target/dist
 
 dist: portable ## Put what users need into a tarball, in target/dist: programs, manual pages, completions, licences
-	python3 packaging/pack.py tarball --program $(PORTABLE) --library $(RELEASE)/libgputrace.so --out target/dist
+	python3 packaging/pack.py tarball $(PACKED) --out target/dist
+
+deb: portable target/tools/bin/cargo-deb ## Make a Debian package of the same, in target/dist
+	packaging/deb.sh $(PACKED)
+
+sbom: target/tools/sbom ## List what is in the program, as CycloneDX, in target/dist
+	target/tools/sbom/bin/python packaging/sbom.py target/dist
+
+target/tools/sbom:
+	python3 -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check 'cyclonedx-python-lib[json-validation]==11.12.0' || { rm -rf $@; exit 1; }
+
+# `make release DRY=1` does the same on copies, and leaves the tree alone.
+release: target/tools/bin/cargo-deb target/tools/sbom target/tools/bin/cargo-deny $(ZIG)/cargo-zigbuild ## Set VERSION everywhere, make all packages twice, compare them, and print what is left to do by hand
+	python3 packaging/release.py $(VERSION) $(if $(DRY),--dry)
+
+# Unoptimised, as cargo-deny.
+target/tools/bin/cargo-deb:
+	cargo install --quiet --locked --debug --root target/tools --target-dir target/tools/build-deb cargo-deb@3.6.2
+	rm -rf target/tools/build-deb
+
+# Of the ordinary build, whose program needs a newer C library.
+fresh-deb: build target/tools/bin/cargo-deb ## Install the Debian package in a fresh Debian, record as typed there, and remove it
+	packaging/deb.sh --any-glibc --program $(RELEASE)/gputrace --library $(RELEASE)/libgputrace.so
+	driver=$$(dirname "$$(ls -t target/release/build/*/out/libcuda.so.1 | head -1)"); \
+	  python3 packaging/fresh_deb.py target/dist/gputrace_*.deb --driver "$$driver" --demo "$$driver/demo" || [ $$? = 77 ]
 
 # Debian's mirror is needed, and namespaces of one's own. FRESH_PYTHON names the folder of another Python to try.
 fresh: build ## Install the wheel in a fresh Debian without Rust, and hold what docs/INSTALL.md shows

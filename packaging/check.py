@@ -22,7 +22,8 @@ with gputrace.range("step 3"):
 LOADED = """
 import gputrace, sys
 rows = gputrace.load(sys.argv[1], to="rows")
-assert [row["bytes"] for row in rows if row["action"] == "alloc"] == [str(3 << 20)], rows
+assert [row["bytes"] for row in rows if row["action"] == "alloc"] == [3 << 20], rows
+assert repr(gputrace.report(sys.argv[1])).startswith(sys.argv[1]), gputrace.report(sys.argv[1])
 """
 
 

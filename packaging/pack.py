@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""pack.py wheel|tarball --program FILE --library FILE --out DIR: what users install, the same bytes for the same files.
+"""pack.py wheel|tarball|tree|epoch --program FILE --library FILE --out DIR: what users install, the same bytes for the same files. A tree is
+what replay/Cargo.toml makes a Debian package of.
 
-Both have the program and libgputrace.so without debug information, which goes to DIR/debug, and the licences of all that is in
-them. Neither is made of files that need a C library newer than 2.17, or that are larger than a package may be.
+All have the program and libgputrace.so without debug information, which goes to DIR/debug, and the licences of all that is in
+them. None is made of files that need a C library newer than 2.17, or that are larger than a package may be.
 """
 import argparse
 import base64
+import calendar
 import csv
 import gzip
 import hashlib
@@ -21,22 +23,30 @@ import tempfile
 import time
 import zipfile
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python before 3.11: pip has it, under its first name
+    from pip._vendor import tomli as tomllib
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NEWEST_GLIBC = (2, 17)
 MOST_BYTES = 12 << 20
 TARGET = "x86_64-unknown-linux-gnu"
-# What is put into time stamps: seconds since 1970 (reproducible-builds.org/docs/source-date-epoch).
-EPOCH = int(os.environ.get("SOURCE_DATE_EPOCH", "315532800"))
 LICENCES = ["LICENSE-APACHE", "LICENSE-MIT"]
+THIRD_PARTY = "THIRD-PARTY.txt"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=["wheel", "tarball"])
+    parser.add_argument("what", choices=["wheel", "tarball", "tree", "epoch"])
     for name in ["program", "library", "out"]:
-        parser.add_argument(f"--{name}", required=True)
+        parser.add_argument(f"--{name}")
     parser.add_argument("--any-glibc", action="store_true", help="for a trial on this machine alone")
     arguments = parser.parse_args()
+    if arguments.what == "epoch":
+        return print(EPOCH)
+    if not (arguments.program and arguments.library and arguments.out):
+        parser.error("--program, --library and --out are missing")
     os.makedirs(arguments.out, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         binaries = {}
@@ -44,8 +54,9 @@ def main():
             if not arguments.any_glibc:
                 check_glibc(path)
             binaries[name] = stripped(path, name, scratch, os.path.join(arguments.out, "debug"))
-        made = wheel(binaries) if arguments.what == "wheel" else tarball(binaries, manual(arguments.program, scratch))
-    name, data = made
+        if arguments.what == "tree":
+            return tree(binaries, manual(arguments.program, scratch), arguments.out)
+        name, data = wheel(binaries) if arguments.what == "wheel" else tarball(binaries, manual(arguments.program, scratch))
     if len(data) > MOST_BYTES:
         sys.exit(f"pack.py: {name} has {len(data)} bytes, and may have {MOST_BYTES}")
     path = os.path.join(arguments.out, name)
@@ -94,12 +105,10 @@ def wheel(binaries):
         files[f"gputrace/bin/{file}"] = data
     for file in LICENCES:
         files[f"{info}/licenses/{file}"] = read(f"{ROOT}/{file}")
-    files[f"{info}/licenses/THIRD-PARTY.txt"] = third_party()
+    files[f"{info}/licenses/{THIRD_PARTY}"] = third_party()
     files[f"{info}/METADATA"] = metadata().encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: pack.py\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    files[f"{info}/entry_points.txt"] = (
-        b"[console_scripts]\ngputrace = gputrace.__main__:main\n\n[pytest11]\ngputrace = gputrace.pytest_plugin\n"
-    )
+    files[f"{info}/entry_points.txt"] = entry_points().encode()
     record = io.StringIO()
     rows = csv.writer(record, lineterminator="\n")
     for path, data in files.items():
@@ -119,48 +128,97 @@ def wheel(binaries):
 
 
 def metadata():
-    return f"""Metadata-Version: 2.1
-Name: gputrace
-Version: {version()}
-Summary: Where your GPU memory went, why it ran out, and what would have made it fit
-License: MIT OR Apache-2.0
-Classifier: Environment :: GPU :: NVIDIA CUDA
-Classifier: Framework :: Pytest
-Classifier: Operating System :: POSIX :: Linux
-Requires-Python: >=3.8
-Provides-Extra: arrow
-Requires-Dist: pyarrow; extra == "arrow"
-Provides-Extra: dask
-Requires-Dist: distributed>=2023.1; extra == "dask"
-Provides-Extra: pandas
-Requires-Dist: pandas; extra == "pandas"
-Provides-Extra: ray
-Requires-Dist: ray>=2.9; extra == "ray"
-Description-Content-Type: text/markdown
+    """Core metadata 2.4 (https://packaging.python.org/en/latest/specifications/core-metadata/) of python/pyproject.toml."""
+    project = pyproject()
+    lines = [
+        "Metadata-Version: 2.4", f"Name: {project['name']}", f"Version: {version()}", f"Summary: {project['description']}",
+        f"Keywords: {','.join(project['keywords'])}", *(f"Author: {author['name']}" for author in project["authors"]),
+        f"License-Expression: {project['license']}", *(f"License-File: {file}" for file in [*LICENCES, THIRD_PARTY]),
+        *(f"Classifier: {classifier}" for classifier in project["classifiers"]),
+        *(f"Project-URL: {name}, {url}" for name, url in project.get("urls", {}).items()),
+        f"Requires-Python: {project['requires-python']}",
+    ]
+    for extra, packages in project["optional-dependencies"].items():
+        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {package}; extra == "{extra}"' for package in packages)]
+    lines.append("Description-Content-Type: text/markdown")
+    return "\n".join(lines) + "\n\n" + read(f"{ROOT}/python/{project['readme']}").decode()
 
-{read(f"{ROOT}/python/README.md").decode()}"""
+
+def entry_points():
+    project = pyproject()
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    sections = [[f"[{group}]", *(f"{name} = {place}" for name, place in named.items())] for group, named in groups.items()]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def pyproject():
+    return tomllib.loads(read(f"{ROOT}/python/pyproject.toml").decode())["project"]
 
 
 def tarball(binaries, pages):
     """(name, bytes): to be unpacked into /usr/local, or anywhere."""
     name = f"gputrace-{version()}-x86_64-linux"
-    files = {"bin/gputrace": binaries["gputrace"], "lib/libgputrace.so": binaries["libgputrace.so"], **pages}
-    shared = "share/doc/gputrace"
-    for file in ["README.md", "CHANGELOG.md", "SECURITY.md", "schemas/FORMAT.md", *LICENCES]:
-        files[f"{shared}/{os.path.basename(file)}"] = read(f"{ROOT}/{file}")
-    for file in os.listdir(f"{ROOT}/docs"):
-        if file.endswith(".md"):
-            files[f"{shared}/docs/{file}"] = read(f"{ROOT}/docs/{file}")
-    files[f"{shared}/skills/gputrace/SKILL.md"] = read(f"{ROOT}/skills/gputrace/SKILL.md")
-    files[f"{shared}/THIRD-PARTY.txt"] = third_party()
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path, data in sorted(files.items()):
+        for path, data in sorted(prefix(binaries, pages, [*LICENCES]).items()):
             entry = tarfile.TarInfo(f"{name}/{path}")
             entry.size, entry.mtime = len(data), EPOCH
             entry.mode = 0o755 if path.startswith(("bin/", "lib/")) else 0o644
             archive.addfile(entry, io.BytesIO(data))
     return f"{name}.tar.gz", gzip.compress(packed.getvalue(), 9, mtime=0)
+
+
+def tree(binaries, pages, out):
+    """The same as files of a folder, with what Debian wants instead of the licences' texts: a copyright file, and a changelog of its form."""
+    when = time.strftime("%a, %d %b %Y %H:%M:%S +0000", time.gmtime(EPOCH))
+    who = re.search(r'(?m)^maintainer = "(.*)"$', read(f"{ROOT}/replay/Cargo.toml").decode())[1]
+    files = prefix(binaries, pages, [])
+    files["copyright"] = copyright(who.split(" <")[0]).encode()
+    files["changelog"] = (
+        f"gputrace ({version()}-1) unstable; urgency=medium\n\n  * Release {version()}: changelog.gz has what is new.\n\n -- {who}  {when}\n"
+    ).encode()
+    for folder in ("bin", "lib", "share"):
+        shutil.rmtree(os.path.join(out, folder), ignore_errors=True)
+    for path, data in files.items():
+        os.makedirs(os.path.dirname(os.path.join(out, path)), exist_ok=True)
+        with open(os.path.join(out, path), "wb") as file:
+            file.write(data)
+
+
+def copyright(who):
+    """https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/"""
+    mit = read(f"{ROOT}/LICENSE-MIT").decode()
+    year = re.search(r"Copyright \(c\) (\d+)", mit)[1]
+    terms = mit[mit.index("Permission is") :].strip()
+    text = "\n".join(f" {line}" if line else " ." for line in terms.split("\n"))
+    return f"""Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: gputrace
+Comment: The program has libraries of others in it, unchanged. THIRD-PARTY.txt beside this file has their licences.
+
+Files: *
+Copyright: {year} {who}
+License: MIT or Apache-2.0
+
+License: MIT
+{text}
+
+License: Apache-2.0
+ On Debian systems, the full text is in /usr/share/common-licenses/Apache-2.0.
+"""
+
+
+def prefix(binaries, pages, licences):
+    """What lies below a prefix, by path."""
+    files = {"bin/gputrace": binaries["gputrace"], "lib/libgputrace.so": binaries["libgputrace.so"], **pages}
+    shared = "share/doc/gputrace"
+    for file in ["README.md", "CHANGELOG.md", "SECURITY.md", "schemas/FORMAT.md", *licences]:
+        files[f"{shared}/{os.path.basename(file)}"] = read(f"{ROOT}/{file}")
+    for file in os.listdir(f"{ROOT}/docs"):
+        if file.endswith(".md"):
+            files[f"{shared}/docs/{file}"] = read(f"{ROOT}/docs/{file}")
+    files[f"{shared}/skills/gputrace/SKILL.md"] = read(f"{ROOT}/skills/gputrace/SKILL.md")
+    files[f"{shared}/{THIRD_PARTY}"] = third_party()
+    return files
 
 
 def manual(program, scratch):
@@ -178,21 +236,8 @@ def manual(program, scratch):
 
 
 def third_party():
-    """The licences of all crates that are in the binaries."""
-    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", "gputrace/objects,gputrace/mcp", "--filter-platform", TARGET]
-    packages = json.loads(run(*command, cwd=ROOT))
-    by_id = {package["id"]: package for package in packages["packages"]}
-    nodes = {node["id"]: node for node in packages["resolve"]["nodes"]}
-    waiting = [package["id"] for package in by_id.values() if package["name"] in ("gputrace", "gputrace-shim")]
-    found = set()
-    while waiting:
-        one = waiting.pop()
-        if one in found:
-            continue
-        found.add(one)
-        is_in_it = [edge for edge in nodes[one]["deps"] if any(kind["kind"] is None for kind in edge["dep_kinds"])]
-        waiting += [edge["pkg"] for edge in is_in_it]
-    others = sorted((by_id[one] for one in found if by_id[one]["source"]), key=lambda p: (p["name"], p["version"]))
+    """The licences of all crates that are in the binaries, or that wrote code of theirs."""
+    others = crates(with_macros=True)
     text = ["gputrace has these in it, unchanged, each under its own licence."]
     for package in others:
         text.append(f"\n{'=' * 80}\n{package['name']} {package['version']}: {package['license']}\n{package['repository'] or ''}\n")
@@ -201,6 +246,30 @@ def third_party():
             if re.match(r"(?i)(licen[cs]e|copying|notice|unlicense)", file) and os.path.isfile(f"{folder}/{file}"):
                 text.append(read(f"{folder}/{file}").decode(errors="replace"))
     return "\n".join(text).encode()
+
+
+def crates(with_macros):
+    """What cargo knows of each crate that is in the binaries, beside ours: their normal dependencies, with the features that packages have.
+    Macros and build scripts run while gputrace is built, and are not in it; macros write code that is."""
+    edges = "normal" if with_macros else "normal,no-proc-macro"
+    used = set()
+    for package, features in [("gputrace", "objects,mcp"), ("gputrace-shim", "")]:
+        tree = run("cargo", "tree", "--locked", "--package", package, "--features", features, "--edges", edges, "--target", TARGET,
+                   "--prefix", "none", "--no-dedupe", "--format", "{p}", cwd=ROOT)
+        used |= {tuple(line.split()[:2]) for line in tree.splitlines()}
+    known = json.loads(run("cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", TARGET, "--features",
+                           "gputrace/objects,gputrace/mcp", cwd=ROOT))["packages"]
+    others = [package for package in known if package["source"] and (package["name"], f"v{package['version']}") in used]
+    return sorted(others, key=lambda package: (package["name"], package["version"]))
+
+
+def epoch():
+    """What is put into time stamps, in seconds since 1970 (reproducible-builds.org/docs/source-date-epoch): the day that the changelog
+    gives the version, so that whoever builds a release gets the same bytes; before it has one, the first day of FAT, which zip has."""
+    if "SOURCE_DATE_EPOCH" in os.environ:
+        return int(os.environ["SOURCE_DATE_EPOCH"])
+    day = re.search(rf"(?m)^## {re.escape(version())} - (\d+-\d+-\d+)$", read(f"{ROOT}/CHANGELOG.md").decode())
+    return calendar.timegm(time.strptime(day[1], "%Y-%m-%d")) if day else 315532800
 
 
 def moment():
@@ -221,4 +290,6 @@ def read(path):
         return file.read()
 
 
-main()
+EPOCH = epoch()
+if __name__ == "__main__":
+    main()

@@ -73,3 +73,67 @@ fn a_volume_that_the_sidecar_filled_is_all_that_a_container_needs() {
     let report = report.expect("gputrace can be run");
     assert!(String::from_utf8_lossy(&report.stdout).contains("Memory by owner"), "{report:?}");
 }
+
+/// What `make release` does before it builds.
+fn release(arguments: &[&str]) -> (bool, String) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let ended =
+        Command::new("python3").arg("packaging/release.py").args(arguments).current_dir(root).output();
+    let ended = ended.expect("Python can be run");
+    (ended.status.success(), String::from_utf8_lossy(&ended.stderr).into_owned())
+}
+
+#[test]
+fn a_release_with_an_old_or_odd_version_is_refused_before_anything_is_built() {
+    for (version, why) in [
+        ("0.1.0", "0.1.0 is not greater than 0.1.0, which Cargo.toml has"),
+        ("0.0.9", "0.0.9 is not greater than"),
+        ("1.0", "a version is three numbers"),
+        ("v1.0.0", "a version is three numbers"),
+        ("", "a version is three numbers"),
+    ] {
+        let (succeeded, said) = release(&[version]);
+        assert!(!succeeded && said.contains(why), "{version:?}: {said}");
+    }
+}
+
+/// In a clone: each place has the new version, the locks fit, and nothing else changes.
+#[test]
+fn a_release_sets_its_version_everywhere() {
+    let folder = Folder::new(Path::new(env!("CARGO_TARGET_TMPDIR")), "packages-release");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let clone = folder.path().join("clone");
+    let script =
+        "import sys, release; release.set_version(sys.argv[1], release.current(), '9.8.7', '2031-02-03')";
+    let steps: [(&str, &[&str]); 2] = [
+        ("git", &["clone", "--quiet", "--shared", root.to_str().unwrap(), clone.to_str().unwrap()]),
+        ("python3", &["-B", "-c", script, clone.to_str().unwrap()]),
+    ];
+    for (program, arguments) in steps {
+        let ended = Command::new(program).args(arguments).env("PYTHONPATH", root.join("packaging")).output();
+        let ended = ended.expect("it can be run");
+        assert!(ended.status.success(), "{program}: {}", String::from_utf8_lossy(&ended.stderr));
+    }
+    let changed =
+        Command::new("git").args(["diff", "--numstat"]).current_dir(&clone).output().expect("git can be run");
+    let changed = String::from_utf8_lossy(&changed.stdout).into_owned();
+    let mut files: Vec<&str> = changed.lines().filter_map(|line| line.split('\t').nth(2)).collect();
+    files.sort_unstable();
+    let places = [
+        "CHANGELOG.md",
+        "Cargo.lock",
+        "Cargo.toml",
+        "docs/INSTALL.md",
+        "fuzz/Cargo.lock",
+        "python/src/gputrace/__init__.py",
+    ];
+    assert_eq!(files, places, "{changed}");
+    let read = |file: &str| std::fs::read_to_string(clone.join(file)).expect("it can be read");
+    assert!(read("Cargo.toml").contains("\nversion = \"9.8.7\"\n"));
+    assert!(read("CHANGELOG.md").contains("## Unreleased\n\n## 9.8.7 - 2031-02-03\n"));
+    // 2031-02-03T00:00:00Z
+    let mut epoch = Command::new("python3");
+    epoch.args(["packaging/pack.py", "epoch"]).current_dir(&clone).env_remove("SOURCE_DATE_EPOCH");
+    let epoch = epoch.output().expect("Python can be run").stdout;
+    assert_eq!(String::from_utf8_lossy(&epoch), "1927843200\n");
+}

@@ -45,3 +45,8 @@ fi
 "$venv/bin/python" -c 'import kubernetes_validate' >/dev/null 2>&1 ||
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check kubernetes-validate ||
   echo "setup: kubernetes-validate cannot be fetched; its test is skipped" >&2
+# What holds the package's types, its notebooks and the wheel's metadata.
+"$venv/bin/python" -c 'import build, flit_core, ipykernel, mypy, nbclient, nbconvert, trove_classifiers, twine' >/dev/null 2>&1 ||
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --timeout 15 --retries 1 \
+    build 'flit_core>=3.12,<5' ipykernel mypy nbclient nbconvert trove-classifiers twine ||
+  echo "setup: mypy, nbclient, nbconvert, twine or build cannot be fetched; their tests are skipped" >&2

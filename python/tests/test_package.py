@@ -67,7 +67,7 @@ def test_marks_without_a_recording_do_nothing():
 def test_a_trace_is_rows_or_a_table(tmp_path):
     trace = recorded(tmp_path, MARKS)
     rows = gputrace.load(trace, to="rows")
-    taken = [row for row in rows if row["action"] == "alloc" and row["bytes"] == str(1 << 20)]
+    taken = [row for row in rows if row["action"] == "alloc" and row["bytes"] == 1 << 20]
     assert len(taken) == 2
     with pytest.raises(ValueError, match="none of arrow, pandas, rows"):
         gputrace.load(trace, to="polars")

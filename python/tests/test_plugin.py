@@ -1,7 +1,8 @@
 """The plugin on a driver that ctypes loads: `LD_LIBRARY_PATH` decides whether that is the fake one."""
 import pytest
 
-from gputrace.usage import parse_bytes, printable, show_bytes
+from gputrace._shown import printable, show_bytes
+from gputrace.usage import parse_bytes
 
 pytest_plugins = ["pytester"]
 

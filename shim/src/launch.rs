@@ -42,7 +42,7 @@ const SPARE: usize = 5;
 struct Launch {
     arguments: [*const c_char; 9],
     environment: *const *const c_char,
-    programs: [Text<1024>; 3],
+    programs: [Text<1024>; 4],
     /// One of the folders of `PATH` with the program's name.
     candidate: Text<1024>,
     search_path: &'static [u8],
@@ -318,8 +318,8 @@ impl Launch {
     }
 }
 
-fn name_candidates(candidates: &mut [Text<1024>; 3]) {
-    let [named, beside, installed] = candidates;
+fn name_candidates(candidates: &mut [Text<1024>; 4]) {
+    let [named, beside, installed, shared] = candidates;
     if let Some(path) = config::RECORDER.value() {
         named.append(path.to_bytes());
     }
@@ -329,10 +329,13 @@ fn name_candidates(candidates: &mut [Text<1024>; 3]) {
             .iter()
             .rposition(|byte| *byte == b'/')
             .map_or(b".".as_slice(), |at| path.get(..at).unwrap_or_default());
-        beside.append(folder);
-        beside.append(b"/gputrace");
-        installed.append(folder);
-        installed.append(b"/../bin/gputrace");
+        // The last of a distribution that has a folder of libraries for each processor, /usr/lib/x86_64-linux-gnu.
+        let places: [(_, &[u8]); 3] =
+            [(beside, b"/gputrace"), (installed, b"/../bin/gputrace"), (shared, b"/../../bin/gputrace")];
+        for (candidate, place) in places {
+            candidate.append(folder);
+            candidate.append(place);
+        }
     }
 }
 

@@ -5,7 +5,8 @@ import sys
 from ._installed import GputraceError, program_path
 
 
-def main():
+def main() -> None:
+    """Becomes the program `gputrace`, with this process's arguments."""
     try:
         program = program_path()
     except GputraceError as error:

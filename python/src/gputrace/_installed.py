@@ -1,5 +1,6 @@
 """Where the program and its library are: in this package if it is a wheel's, else where the environment says, else on PATH."""
 import os
+import platform
 import shutil
 from typing import Optional
 
@@ -29,7 +30,7 @@ def program_path() -> str:
 
 
 def library_path() -> str:
-    """Where `libgputrace.so` is, for LD_PRELOAD: GPUTRACE_LIBRARY, this package, beside the program or in ../lib of it."""
+    """Where `libgputrace.so` is, for LD_PRELOAD: GPUTRACE_LIBRARY, this package, beside the program or in ../lib."""
     named = os.environ.get("GPUTRACE_LIBRARY")
     if named:
         if not os.path.isfile(named):
@@ -38,7 +39,9 @@ def library_path() -> str:
     folders = [_FOLDER]
     try:
         beside = os.path.dirname(os.path.realpath(program_path()))
-        folders += [beside, os.path.join(beside, "..", "lib"), os.path.join(beside, "..", "lib", "gputrace")]
+        # The last is Debian's for each processor.
+        for place in ("", "lib", "lib/gputrace", f"lib/{platform.machine()}-linux-gnu"):
+            folders.append(os.path.join(beside, "..", place) if place else beside)
     except GputraceError:
         pass
     for folder in folders:

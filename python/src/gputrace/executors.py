@@ -6,15 +6,17 @@ the plan's folder. A task is run on the host that it names, and again where its 
 import json
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
+Plan = Dict[str, Any]
+Task = Dict[str, Any]
 Result = Tuple[int, Dict[str, bytes], str]
 
 
-def _worker() -> Callable[[dict, dict], Result]:
+def _worker() -> Callable[[Plan, Task], Result]:
     """What runs on a worker. It is made here, and nothing of this module is needed there; the same as `Task::run` in map/plan.rs."""
 
-    def work(plan: dict, task: dict) -> Result:
+    def work(plan: Dict[str, Any], task: Dict[str, Any]) -> Result:
         import os
         import shutil
         import subprocess
@@ -52,7 +54,7 @@ def _worker() -> Callable[[dict, dict], Result]:
     return work
 
 
-def on_ray(plan: dict, address: str) -> Iterator[Tuple[int, Any]]:
+def on_ray(plan: Plan, address: str) -> Iterator[Tuple[int, Any]]:
     """Tasks as Ray's; numbers with results or errors, in the order in which they end."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -80,7 +82,7 @@ def on_ray(plan: dict, address: str) -> Iterator[Tuple[int, Any]]:
     ray.shutdown()
 
 
-def on_dask(plan: dict, address: str) -> Iterator[Tuple[int, Any]]:
+def on_dask(plan: Plan, address: str) -> Iterator[Tuple[int, Any]]:
     """Tasks as Dask's; numbers with results or errors, in the order in which they end."""
     from distributed import Client, as_completed
     from distributed.comm import get_address_host
@@ -89,7 +91,7 @@ def on_dask(plan: dict, address: str) -> Iterator[Tuple[int, Any]]:
     with client:
         client.wait_for_workers(1, timeout=60)
         # By the host's address and not the worker's: one that is started again has another port.
-        hosts: Dict[str, set] = {}
+        hosts: Dict[str, Set[str]] = {}
         room: Dict[str, int] = {"": 0}
         for at, (host, threads) in client.run(_host()).items():
             hosts.setdefault(host, set()).add(get_address_host(at))
@@ -130,7 +132,7 @@ def _host() -> Callable[[Any], Tuple[str, int]]:
     return host
 
 
-def plan_for_workers(plan: dict) -> dict:
+def plan_for_workers(plan: Plan) -> Plan:
     """What each task needs of the plan, without the others."""
     return {"program": plan["program"]}
 
@@ -152,6 +154,7 @@ def put(folder: str, name: str, data: bytes) -> None:
 
 
 def main() -> None:
+    """Reads the plan, runs its tasks, and says what became of each."""
     if len(sys.argv) not in (2, 3) or sys.argv[1] not in ENGINES:
         sys.exit(f"usage: python -m gputrace.executors {'|'.join(ENGINES)} [ADDRESS]")
     plan = json.load(sys.stdin)

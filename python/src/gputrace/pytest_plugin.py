@@ -22,12 +22,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any, Counter, Dict, Iterator, List, Optional, Tuple, Union, cast
 
 import pytest
 from _pytest.runner import runtestprotocol
 
 from ._installed import GputraceError, program_path
-from .usage import Usage, parse_bytes, printable, show_bytes, without_preload
+from ._run import without_preload
+from ._shown import printable, show_bytes
+from .usage import Place, Usage, parse_bytes
+
+Limits = Dict[str, int]
 
 # Names the file for the child's results, and the test, in the child only.
 CHILD = "GPUTRACE_PYTEST_CHILD"
@@ -55,7 +60,8 @@ OF_THE_SESSION = {
 }
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--gpu-memory-top` and `--gpu-traces`."""
     group = parser.getgroup("gputrace", "limits on GPU memory")
     group.addoption(
         "--gpu-memory-top", type=int, default=10, metavar="N", help="peaks of so many tests at the end; 0 for none (default: 10)"
@@ -66,7 +72,8 @@ def pytest_addoption(parser):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_configure(config):
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the markers; in the child, leaves the session's own options out."""
     for line in MARKERS.values():
         config.addinivalue_line("markers", line)
     if CHILD in os.environ:
@@ -77,7 +84,8 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item, nextitem):
+def pytest_runtest_protocol(item: pytest.Item, nextitem: Optional[pytest.Item]) -> Optional[bool]:
+    """Runs a test with a limit in a process of its own; the others run as ever."""
     if not any(item.get_closest_marker(name) for name in MARKERS):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -88,7 +96,8 @@ def pytest_runtest_protocol(item, nextitem):
     return True
 
 
-def pytest_terminal_summary(terminalreporter, config):
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The table at the end: what each test held."""
     top = config.getoption("gpu_memory_top")
     rows = []
     for reports in terminalreporter.stats.values():
@@ -107,11 +116,11 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"and {len(rows) - top} more (--gpu-memory-top)")
 
 
-def measured(item):
+def measured(item: pytest.Item) -> List[pytest.TestReport]:
     """In the child: runs the test, and notes when it began and ended."""
     for _ in range(limits(item).get("warmups", 0)):
         # The parent for the next item: fixtures of the module and beyond stay, those of the test go.
-        reports = runtestprotocol(item, nextitem=item.parent, log=False)
+        reports = runtestprotocol(item, nextitem=cast(Optional[pytest.Item], item.parent), log=False)
         if any(report.failed for report in reports):
             break
     gc.collect()
@@ -125,7 +134,7 @@ def measured(item):
     return reports
 
 
-def torn_down(item, nextitem):
+def torn_down(item: pytest.Item, nextitem: Optional[pytest.Item]) -> List[pytest.TestReport]:
     """Takes down what the tests before this one left for it, and the next does not need. Nothing, or what failed."""
     teardown = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown")
     if teardown.excinfo is None:
@@ -133,7 +142,7 @@ def torn_down(item, nextitem):
     return [item.ihook.pytest_runtest_makereport(item=item, call=teardown)]
 
 
-def limited(item):
+def limited(item: pytest.Item) -> List[pytest.TestReport]:
     """In the parent: has a child run the test, and looks at its trace."""
     try:
         allowed = limits(item)
@@ -162,14 +171,14 @@ def limited(item):
     return reports
 
 
-def figures(allowed, usages):
+def figures(allowed: Limits, usages: List[Usage]) -> Iterator[Tuple[str, int]]:
     """What the table at the end and reports in files show."""
     yield "gpu_memory_peak", max((usage.peak()[0] for usage in usages), default=0)
     if "limit_gpu_leaks" in allowed:
         yield "gpu_memory_leaked", sum(sum(usage.leaks().values()) for usage in usages)
 
 
-def keep(item, traces):
+def keep(item: pytest.Item, traces: List[str]) -> str:
     """Puts the traces of a failed test where they stay until it fails again, and says what to ask."""
     folder = item.config.getoption("gpu_traces")
     if folder is None and getattr(item.config, "cache", None) is not None:
@@ -187,9 +196,9 @@ def keep(item, traces):
     return "the trace of this test is kept: gputrace report " + " ".join(shlex.quote(path) for path in kept)
 
 
-def limits(item):
+def limits(item: pytest.Item) -> Limits:
     """The limits of a test in bytes, by marker, and how often it is to run before."""
-    found = {}
+    found: Limits = {}
     memory, leaks = (item.get_closest_marker(name) for name in MARKERS)
     if memory is not None:
         found["limit_gpu_memory"] = memory_limit(*memory.args, **memory.kwargs)
@@ -198,15 +207,18 @@ def limits(item):
     return found
 
 
-def memory_limit(limit):
+def memory_limit(limit: Union[int, str]) -> int:
+    """The argument of `limit_gpu_memory`, in bytes."""
     return parse_bytes(limit)
 
 
-def leak_limit(limit, warmups=1):
+def leak_limit(limit: Union[int, str], warmups: int = 1) -> Tuple[int, int]:
+    """The arguments of `limit_gpu_leaks`: bytes, and how often the test runs before."""
     return parse_bytes(limit), warmups
 
 
-def run_child(item, folder):
+def run_child(item: pytest.Item, folder: str) -> Dict[str, Any]:
+    """Runs the test alone under `gputrace record`: its reports, and when it began and ended."""
     results = os.path.join(folder, "results.json")
     config = item.config
     # Not `--quiet`: the line at the end comes when the trace is complete, and what is captured ends with it.
@@ -235,10 +247,11 @@ def run_child(item, folder):
         said = (child.stdout + child.stderr).strip()
         raise GputraceError(f"the test's own process ended with {child.returncode} before the test did:\n{said}")
     with open(results) as file:
-        return json.load(file)
+        ran: Dict[str, Any] = json.load(file)
+    return ran
 
 
-def beyond(allowed, usage):
+def beyond(allowed: Limits, usage: Usage) -> Iterator[str]:
     """What a process did beyond its limits, in words."""
     if "limit_gpu_memory" in allowed:
         amount, device, holders = usage.peak()
@@ -260,7 +273,8 @@ def beyond(allowed, usage):
             ])
 
 
-def places(held):
+def places(held: Counter[Place]) -> Iterator[str]:
+    """The places that hold most, a line each."""
     for (device, owner, site), amount in held.most_common(N_PLACES):
         yield f"  {show_bytes(amount):>10}  on cuda:{device}, {printable(owner)}, {printable(site)}"
     rest = sum(held.values()) - sum(amount for _, amount in held.most_common(N_PLACES))
@@ -268,12 +282,14 @@ def places(held):
         yield f"  {show_bytes(rest):>10}  at {len(held) - N_PLACES} more call sites"
 
 
-def unused(amount):
+def unused(amount: int) -> Iterator[str]:
+    """What nobody holds of the amount, as a line."""
     if amount > 0:
         yield f"  {show_bytes(amount):>10}  reserved by PyTorch's cache and used by nobody"
 
 
-def failure(item, text):
+def failure(item: pytest.Item, text: str) -> pytest.TestReport:
+    """A report for what could not be measured."""
     return pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,

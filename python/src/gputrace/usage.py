@@ -1,21 +1,24 @@
 """How much GPU memory a process held during a part of its life, from its trace."""
+import collections
 import json
-import os
 import re
-import subprocess
-import unicodedata
-from collections import Counter
+from typing import Any, Counter, Dict, Iterable, List, Optional, Tuple, Union
 
-from ._installed import GputraceError, program_path
+from ._run import lines, said
 
 UNITS = {"": 1, "b": 1}
 for power, letter in enumerate("kmgt", start=1):
     UNITS.update({letter: 1024**power, letter + "ib": 1024**power, letter + "b": 1000**power})
 
+# Device, owner and call site.
+Place = Tuple[int, str, str]
+# By COLUMNS.
+Change = Tuple[Any, ...]
+
 COLUMNS = ("time_ns", "action", "device", "kind", "addr", "bytes", "owner", "call_site", "device_bytes")
 
 
-def parse_bytes(limit):
+def parse_bytes(limit: Union[int, str]) -> int:
     """Bytes of `"2 GiB"`, `"512MB"` or a number."""
     if isinstance(limit, int):
         return limit
@@ -25,36 +28,20 @@ def parse_bytes(limit):
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def show_bytes(amount):
-    """1536 is `1.50 KiB`."""
-    if amount < 1024:
-        return f"{amount} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        amount /= 1024
-        if amount < 1024:
-            break
-    return f"{amount:.2f} {unit}"
-
-
-def printable(name):
-    """A name as part of a line: what a terminal would obey, or draws nothing for, is spelled out, as gputrace itself does."""
-    obeyed = ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return "".join(f"\\u{{{ord(c):x}}}" if unicodedata.category(c) in obeyed else c for c in str(name))
-
-
 class Usage:
     """What a process held between two moments, in nanoseconds of `time.monotonic_ns()`."""
 
-    def __init__(self, trace, begin, end):
+    def __init__(self, trace: str, begin: int, end: int) -> None:
         process = json.loads(said("summary", "--json", trace))["processes"][0]
-        self.pid = process["pid"]
-        rows = (json.loads(line) for line in said("export", "--format", "jsonl", trace).split("\n") if line)
-        self.changes = [tuple(map(row.get, COLUMNS)) for row in rows if row["device"] >= 0]
+        self.pid: int = process["pid"]
+        rows = map(json.loads, lines("export", "--format", "jsonl", trace))
+        self.changes: List[Change] = [tuple(map(row.get, COLUMNS)) for row in rows if row["device"] >= 0]
         self.begin, self.end = (moment - process["start_ns"] for moment in (begin, end))
 
-    def peak(self):
+    def peak(self) -> Tuple[int, Optional[int], Counter[Place]]:
         """The most bytes on one device in that time, the device, and who held them."""
-        held, peak = {}, (0, None, 0)
+        held: Dict[int, Tuple[int, Optional[int], int]] = {}
+        peak: Tuple[int, Optional[int], int] = (0, None, 0)
         for index, (time, _, device, *_, device_bytes) in enumerate(self.changes):
             if time > self.end:
                 break
@@ -66,18 +53,18 @@ class Usage:
         amount, device, n_changes = max([peak, *held.values()], key=lambda state: state[0])
         return amount, device, self._holders(n_changes, device)
 
-    def leaks(self):
+    def leaks(self) -> Counter[Place]:
         """What was allocated in that time and is still held at its end, by device, owner and call site."""
         return self._live([change for change in self.changes if change[0] <= self.end], self.begin)
 
-    def _holders(self, n_changes, device):
+    def _holders(self, n_changes: int, device: Optional[int]) -> Counter[Place]:
         live = self._live(self.changes[:n_changes], None)
-        return Counter({place: amount for place, amount in live.items() if place[0] == device})
+        return collections.Counter({place: amount for place, amount in live.items() if place[0] == device})
 
-    def _live(self, changes, since):
+    def _live(self, changes: Iterable[Change], since: Optional[int]) -> Counter[Place]:
         """PyTorch's blocks and what others have of the driver. PyTorch's segments count where its blocks were not seen."""
         has_blocks = any(change[3] == "block" for change in self.changes)
-        live = {}
+        live: Dict[Tuple[Any, ...], List[Tuple[int, int, str, str]]] = {}
         for time, action, device, kind, addr, amount, owner, site, _ in changes:
             if kind == "imported" or (has_blocks and kind != "block" and owner == "PyTorch"):
                 continue
@@ -87,26 +74,9 @@ class Usage:
                 live.setdefault(key, []).append((time, amount, owner, site))
             elif action == "free" and live.get(key):
                 live[key].pop()
-        places = Counter()
+        places: Counter[Place] = collections.Counter()
         for key, objects in live.items():
             for time, amount, owner, site in objects:
                 if since is None or time >= since:
                     places[(key[0], owner, site)] += amount
         return places
-
-
-def said(*arguments):
-    """What gputrace writes on its standard output."""
-    command = [program_path(), *arguments]
-    result = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=without_preload())
-    if result.returncode != 0:
-        raise GputraceError(f"{' '.join(command)}: {result.stderr.strip()}")
-    return result.stdout
-
-
-def without_preload():
-    """The environment without a preloaded libgputrace: gputrace itself is not to be traced."""
-    entries = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    others = [entry for entry in entries if os.path.basename(entry) != "libgputrace.so"]
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    return dict(environment, LD_PRELOAD=":".join(others)) if others else environment

@@ -331,7 +331,7 @@ fn look(path: &Path) -> Found {
     }
 }
 
-/// Where `libgputrace.so` is: GPUTRACE_LIBRARY, beside this program, or in ../lib.
+/// Where `libgputrace.so` is: GPUTRACE_LIBRARY, beside this program, in ../lib, or in a folder of that.
 pub(super) fn library() -> anyhow::Result<PathBuf> {
     const NAME: &str = "libgputrace.so";
     if let Some(named) = std::env::var_os(variable(variables::LIBRARY)).filter(|named| !named.is_empty()) {
@@ -342,8 +342,9 @@ pub(super) fn library() -> anyhow::Result<PathBuf> {
     }
     let program = std::env::current_exe().context("cannot find gputrace itself")?;
     let folder = program.parent().unwrap_or(Path::new("/"));
-    let places =
-        [folder.join(NAME), folder.join("../lib").join(NAME), folder.join("../lib/gputrace").join(NAME)];
+    // The last is Debian's for each processor.
+    let shared = format!("../lib/{}-linux-gnu", std::env::consts::ARCH);
+    let places = ["", "../lib", "../lib/gputrace", &shared].map(|place| folder.join(place).join(NAME));
     match places.iter().find(|place| place.is_file()) {
         Some(place) => Ok(place.canonicalize().unwrap_or_else(|_| place.clone())),
         None => bail!(
