@@ -26,7 +26,7 @@ use gputrace_schemas::printable::{Screen, printable};
 use serde::Serialize;
 
 use crate::objects;
-use crate::working::Working;
+use crate::working::{self, Working};
 
 /// Says on the standard error, in a line, what went wrong: `eprintln!` for text with names in it.
 macro_rules! complain {
@@ -408,6 +408,7 @@ pub(crate) fn say(words: &str) {
     let mut shown = vec![];
     // Writing to memory does not fail.
     let _ = Screen::new(&mut shown).write_all(words.as_bytes());
+    working::erase();
     say_shown(&shown);
 }
 
