@@ -1,4 +1,5 @@
 // The page: the verdict first, then memory over time, then what is asked of it.
+import { Busy } from "./busy";
 import { read, type Data, type Item, type Text } from "./data";
 import { Details } from "./details";
 import { copied, h, Picture, prose } from "./dom";
@@ -6,7 +7,7 @@ import { cell, count } from "./format";
 import { Live } from "./live";
 import { AddressMap } from "./map";
 import { evidence, lineOf } from "./evidence";
-import { Chapter, GROUPINGS, GROUPING_TITLES, HOST, type Axis } from "./model";
+import { Chapter, GROUPING_TITLES, HOST, type Axis } from "./model";
 import { Pane } from "./pane";
 import { Ranks } from "./ranks";
 import { Owners } from "./owners";
@@ -14,7 +15,7 @@ import { search } from "./search";
 import { SettingsView } from "./settings";
 import { command, Tables } from "./tables";
 import { Timeline } from "./timeline";
-import { TABS, View, type Tab } from "./view";
+import { LOW, TABS, TALL, View, type Tab } from "./view";
 
 const TAB_TITLES: Record<Tab, string> = { live: "What was held", map: "Address map", settings: "Other settings", ranks: "Ranks", tables: "All tables" };
 const AXIS_TITLES: Record<Axis, string> = { time: "Time", change: "Changes", step: "Steps" };
@@ -22,7 +23,7 @@ const KEYS: [string, string][] = [
   ["W S", "zoom in, out (also + and \u2212, or Ctrl and wheel); with Shift the height (also the wheel on the scale)"], ["A D", "move left, right (also Shift and wheel, or Shift and drag)"], ["F", "fit: the verdict's evidence, or where memory changes"], ["0", "show all"], ["Z", "zoom to the range or the selection"],
   ["\u2190 \u2192", "change before, after (Shift: far); on the flame graph box to box"], ["\u2191 \u2193", "event before, after, and select its block"], [", .", "step before, after"], ["P O E N", "peak, next out-of-memory error, next emptying of the cache, next finding of the job"],
   ["Enter", "on the timeline: select the largest block at the cursor"], ["Esc", "clear the selection"], ["C", "copy the selection with its stack"], ["B", "set the base of a difference at the cursor"],
-  ["1 to 5", "by owner, role, call site, pool, stream"], ["G", "a band per block, or an area per group"], ["U", "hide what is unused"], ["J", "twice the height"], ["L", "lines: context, the driver's figure, the card"], ["X", "axis: time, changes, steps"],
+  ["1 to 6", "by owner, role, call site, pool, stream, layer"], ["G", "a band per block, or an area per group"], ["U", "hide what is unused"], ["J K", "twice the height; memory over time stays in sight"], ["L", "lines: context, the driver's figure, the card"], ["X", "axis: time, changes, steps"],
   ["H M I R T", "views: held, map, other settings, ranks, tables"], ["V", "back to the verdict's evidence"], ["/", "search; Enter goes to the next hit"], ["?", "this list"],
   ["mouse", "click: select, and put the cursor; drag: choose a range; double click: fit"],
 ];
@@ -65,8 +66,7 @@ function worst(chapters: Chapter[]): number {
   return chapters.reduce((best, chapter, i) => (order(chapter) > order(chapters[best]) ? i : best), 0);
 }
 
-function start(data: Data, root: HTMLElement) {
-  const chapters = data.head.chapters.map((head, i) => new Chapter(head, data, i));
+function start(data: Data, chapters: Chapter[], root: HTMLElement) {
   const view = new View(data, chapters);
   if (chapters.length) view.first = worst(chapters);
   view.evidence = () => { evidence(view); view.captionFor = view.captioned; };
@@ -139,20 +139,22 @@ function start(data: Data, root: HTMLElement) {
   const caption = h("p", { class: "caption" });
   const bar = h("div", { class: "choices bar", role: "group", "aria-label": "How memory over time is drawn" });
   const pressed = (words: string, isPressed: boolean, act: () => void, title?: string) => h("button", { type: "button", "aria-pressed": isPressed, title, onclick: () => { act(); view.changed(); } }, words);
+  const taller = () => view.resize(view.height === TALL ? LOW : TALL);
   const fit = () => { view.window = view.fit ?? view.busy; view.rise = [0, 1]; };
   let barFor = "";
   const showBar = () => {
-    const key = [view.drawn, view.by, view.axis, view.hidesUnused, view.isTall, view.hasLines, view.isAlone, view.only, view.picking, view.axes.length].join();
+    const key = [view.drawn, view.by, view.axis, view.hidesUnused, view.height === TALL, view.isPinned, view.hasLines, view.isAlone, view.only, view.picking, view.axes.length, view.trace.groupings.length].join();
     if (key === barFor) return;
     barFor = key;
     // What has the focus keeps it.
     const focused = bar.contains(document.activeElement) ? document.activeElement!.textContent : null;
     bar.replaceChildren(
       h("span", { class: "set" }, pressed("Blocks", view.drawn === "blocks", () => (view.drawn = "blocks"), "A band per block (G)"), pressed("Groups", view.drawn === "groups", () => (view.drawn = "groups"), "An area per group (G)")),
-      h("span", { class: "set" }, ...GROUPINGS.map((by, i) => pressed(GROUPING_TITLES[by], view.by === by, () => { view.by = by; view.only = null; }, `Colour and group by ${GROUPING_TITLES[by].toLowerCase()} (${i + 1})`))),
+      h("span", { class: "set" }, ...view.trace.groupings.map((by, i) => pressed(GROUPING_TITLES[by], view.by === by, () => { view.by = by; view.only = null; }, `Colour and group by ${GROUPING_TITLES[by].toLowerCase()} (${i + 1})`))),
       h("span", { class: "set" }, ...view.axes.map((axis) => pressed(AXIS_TITLES[axis], view.axis === axis, () => view.setAxis(axis), "What the axis counts (X)"))),
       pressed("Hide unused", view.hidesUnused, () => (view.hidesUnused = !view.hidesUnused), "Hide what is reserved and used by nothing (U)"),
-      pressed("Taller", view.isTall, () => (view.isTall = !view.isTall), "Twice the height (J)"),
+      pressed("Taller", view.height === TALL, taller, "Twice the height (J); its lower edge can be dragged"),
+      pressed("Pin", view.isPinned, () => (view.isPinned = !view.isPinned), "Memory over time stays in sight while the page is scrolled (K)"),
       pressed("Lines", view.hasLines, () => (view.hasLines = !view.hasLines), "The CUDA context, the driver's figure, the card (L)"),
       h("button", { type: "button", title: "Show the verdict's evidence, or where memory changes (F)", onclick: () => { fit(); view.changed(); } }, "Fit"),
       ...(view.isAlone || view.only !== null ? [h("button", { type: "button", class: "primary", onclick: () => { view.isAlone = false; view.only = null; view.changed(); } }, "Show everything")] : []));
@@ -199,6 +201,7 @@ function start(data: Data, root: HTMLElement) {
     const root = document.documentElement;
     before = root.dataset.theme;
     root.dataset.theme = "light";
+    if (view.dev?.n) for (const _ of view.dev.rectangles().layOut(view.axis));
     update();
     panels.forEach((panel, i) => { panel.hidden = false; views[tabs[i]].update(); });
     Picture.drawAll();
@@ -216,7 +219,7 @@ function start(data: Data, root: HTMLElement) {
     const has = (act: () => void) => () => { if (device?.n) act(); }, far = Math.max(1, Math.round((device?.n ?? 1) / 50));
     const acts: Record<string, () => void> = {
       v: () => { view.evidence(); view.changed(); }, "/": () => { field.focus(); field.select(); }, "?": () => help.showModal(), c: () => copied(pane.text()), g: () => { view.drawn = view.drawn === "blocks" ? "groups" : "blocks"; view.changed(); },
-      u: () => { view.hidesUnused = !view.hidesUnused; view.changed(); }, j: () => { view.isTall = !view.isTall; view.changed(); }, l: () => { view.hasLines = !view.hasLines; view.changed(); }, x: cycle, f: () => { fit(); view.changed(); }, z: () => timeline.zoomToSelection(),
+      u: () => { view.hidesUnused = !view.hidesUnused; view.changed(); }, j: () => { taller(); view.changed(); }, k: () => { view.isPinned = !view.isPinned; view.changed(); }, l: () => { view.hasLines = !view.hasLines; view.changed(); }, x: cycle, f: () => { fit(); view.changed(); }, z: () => timeline.zoomToSelection(),
       p: has(() => timeline.move(device!.peak)), o: () => timeline.next("out of memory"), e: () => timeline.next("cache emptied"), n: () => timeline.next("finding"), ".": () => timeline.next("step"), ",": () => timeline.next("step", -1),
       b: has(() => { view.base = view.cursor; view.moment = "base"; view.changed(); }),
       w: () => (event.shiftKey ? timeline.raise(0.7) : timeline.zoom(0.7)), s: () => (event.shiftKey ? timeline.raise(1 / 0.7) : timeline.zoom(1 / 0.7)), "+": () => timeline.zoom(0.7), "=": () => timeline.zoom(0.7), "-": () => timeline.zoom(1 / 0.7), a: () => timeline.pan(-wide / 6), d: () => timeline.pan(wide / 6), "0": () => { view.window = view.extent; view.rise = [0, 1]; view.changed(); },
@@ -228,7 +231,7 @@ function start(data: Data, root: HTMLElement) {
       acts.ArrowLeft = has(() => timeline.move(view.cursor - (event.shiftKey ? far : 1)));
       acts.ArrowRight = has(() => timeline.move(view.cursor + (event.shiftKey ? far : 1)));
     }
-    GROUPINGS.forEach((by, i) => (acts[String(i + 1)] = () => { view.by = by; view.only = null; view.changed(); }));
+    view.trace.groupings.forEach((by, i) => (acts[String(i + 1)] = () => { view.by = by; view.only = null; view.changed(); }));
     ["h", "m", "i", "r", "t"].forEach((key, i) => { const tab = TABS[i]; if (tabs.includes(tab)) acts[key] = () => choose(tab); });
     const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (act && !(onButton && (event.key === "Enter" || event.key === " ")) && !event.defaultPrevented) { event.preventDefault(); act(); }
@@ -239,4 +242,19 @@ function start(data: Data, root: HTMLElement) {
 
 const source = document.getElementById("data")!, text = source.textContent!, root = document.getElementById("app")!;
 source.remove();
-read(text).then((data) => start(data, root)).catch((error) => root.append(h("p", { class: "bad" }, "This page cannot be read: " + String(error))));
+async function open() {
+  const busy = new Busy(root), chapters: Chapter[] = [];
+  try {
+    const data = await read(text, (share) => busy.say("Unpacking the trace", share));
+    for (const head of data.head.chapters) {
+      await busy.say("Adding up its states", chapters.length / data.head.chapters.length);
+      chapters.push(new Chapter(head, data, chapters.length));
+    }
+    busy.done();
+    start(data, chapters, root);
+  } catch (error) {
+    busy.done();
+    root.append(h("p", { class: "bad" }, "This page cannot be read: " + String(error)));
+  }
+}
+void open();

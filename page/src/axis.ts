@@ -14,5 +14,5 @@ export function axisLabels(view: View, width: number): [number, string][] {
     return labels;
   }
   const marks = ticks(from, to, n, false), step = marks.length > 1 ? marks[1] - marks[0] : to - from;
-  return marks.map((at) => [at, view.axis === "time" ? tickTime(at, step) : "change " + count(Math.round(at))]);
+  return marks.map((at) => [at, view.axis === "time" ? tickTime(at, step, marks.at(-1)!) : "change " + count(Math.round(at))]);
 }

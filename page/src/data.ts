@@ -34,7 +34,9 @@ export interface ChapterHead {
   frames: [string, string, number][]; stack_lengths: number; stack_lines: number;
   /** PyTorch's private pools: a holder's `private` is one more than the index. */
   pools: { device: number; id: string; what: string; places: string[] }[];
-  holders: { level: number; owner: number; site: number; stack: number; stream: number; role: number; private: number; kind: number; kinds: string[]; streams: string[]; torch: string };
+  /** The model's layers in the order of its forward pass: a holder's `layer` is one more than the index. */
+  layers: string[];
+  holders: { layer: number; level: number; owner: number; site: number; stack: number; stream: number; role: number; private: number; kind: number; kinds: string[]; streams: string[]; torch: string };
   devices: DeviceHead[]; marks: MarksHead[]; settings: SettingsHead[];
   /** What is wrong with the job, where this trace shows it: when, and in words. */
   findings: [number, string][];
@@ -82,9 +84,19 @@ export function opened(bytes: Uint8Array): Data {
   return new Data(head, bytes.subarray(4 + length));
 }
 
-export async function read(text: string): Promise<Data> {
+/** Bytes that are unpacked between two looks at the clock. */
+const SLICE = 1 << 17;
+
+/** What is in the page; `say` gets the share that is unpacked. */
+export async function read(text: string, say: (share: number) => Promise<void>): Promise<Data> {
   const letters = atob(text), bytes = new Uint8Array(letters.length);
   for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return opened(new Uint8Array(await new Response(stream).arrayBuffer()));
+  let at = 0;
+  const slices = new ReadableStream<Uint8Array<ArrayBuffer>>({
+    async pull(controller) {
+      await say(at / bytes.length);
+      if (at < bytes.length) controller.enqueue(bytes.subarray(at, (at += SLICE))); else controller.close();
+    },
+  });
+  return opened(new Uint8Array(await new Response(slices.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer()));
 }

@@ -62,8 +62,9 @@ export function tickBytes(value: number): string {
   return bytes(value).replace(/\.00 /, " ").replace(/(\.\d)0 /, "$1 ");
 }
 
-export function tickTime(ns: number, step: number): string {
-  const [unit, scale] = step >= 1e9 ? ["s", 1e9] : step >= 1e6 ? ["ms", 1e6] : step >= 1e3 ? ["\u00b5s", 1e3] : ["ns", 1];
-  const digits = Math.max(0, Math.min(3, -Math.floor(Math.log10(step / (scale as number)) + 1e-9)));
+export function tickTime(ns: number, step: number, last: number): string {
+  // Seconds stay seconds while four digits behind them tell the labels apart: so the readout has them.
+  const [unit, scale] = step >= 1e9 || (last >= 1e9 && step >= 1e5) ? ["s", 1e9] : step >= 1e6 ? ["ms", 1e6] : step >= 1e3 ? ["\u00b5s", 1e3] : ["ns", 1];
+  const digits = Math.max(0, Math.min(4, -Math.floor(Math.log10(step / (scale as number)) + 1e-9)));
   return (ns / (scale as number)).toFixed(digits) + " " + unit;
 }

@@ -3,7 +3,7 @@ import { colours, GREW, isLight, SHRANK, theme } from "./colours";
 import { copied, h, Picture, fitted } from "./dom";
 import { boxes, folded, ordered, sandwich, tree, width as wide, type Box, type Node } from "./flame";
 import { bytes, count, difference, share, time } from "./format";
-import { GROUPING_TITLES } from "./model";
+import { GROUPING_TITLES, isRest } from "./model";
 import { grid } from "./tables";
 import { MOMENTS, type Moment, type View } from "./view";
 
@@ -56,7 +56,7 @@ export class Live {
       return this.table.replaceChildren(h("p", {}, "No memory of a device was handed out."));
     }
     const { state, before, words } = view.shown();
-    const key = [view.reading, state, before, view.by, view.only, view.search.text, view.picking, this.shape, theme().unused].join();
+    const key = [view.reading, state, before, view.by, view.only, view.hidesUnused, view.search.text, view.picking, this.shape, theme().unused].join();
     if (key === this.key) return;
     this.key = key;
     const now = device.held(state), earlier = before === null ? null : device.held(before);
@@ -70,6 +70,8 @@ export class Live {
       const group = series.groups.findIndex((group) => group.name === view.only);
       for (let i = 0; i < now.bytes.length; i++) if (series.groupOf[i] !== group) { now.bytes[i] = 0; if (earlier) earlier.bytes[i] = 0; }
     }
+    // Where most of an allocator's memory is unused, the frames that hold the rest would be narrower than a pixel.
+    if (view.hidesUnused) view.trace.holders.forEach((holder, i) => { if (isRest(holder.level)) { now.bytes[i] = 0; if (earlier) earlier.bytes[i] = 0; } });
     [this.now, this.before] = [now.bytes, earlier?.bytes ?? null];
     this.root = tree(view.trace, now.bytes, this.before, series.groupOf, this.shape === "up");
     this.choices.replaceChildren(

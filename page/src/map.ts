@@ -3,6 +3,7 @@
 import { colours, theme } from "./colours";
 import { h, Picture, shortSite } from "./dom";
 import { axisLabels } from "./axis";
+import { Busy } from "./busy";
 import { shadeOf, shades } from "./blocks";
 import { bytes, count, tickBytes, ticks, time } from "./format";
 import { HOST, LEVEL, type Map2D, type Segment } from "./model";
@@ -13,6 +14,8 @@ import type { View } from "./view";
 const LEFT = 74, RIGHT = 12, AXIS = 20, HEIGHT = 360;
 /** In milliseconds: painting that takes less is done in every frame; the map is at rest after; it is painted again after. */
 const QUICK = 8, REST = 90, LONGEST = 600;
+/** So many blocks are laid out before anybody could see that the page waits. */
+const FEW = 20_000;
 /** So many blocks have an edge of their own at most. */
 const MOST_STROKES = 400;
 
@@ -33,10 +36,13 @@ export class AddressMap {
   private isAtRest = false;
   /** What the table and the colours beside the map were made for. */
   private made = "";
+  /** The map that is being laid out. */
+  private laying: Map2D | null = null;
+  private sign = h("div");
 
   constructor(private view: View) {
     this.picture = new Picture(HEIGHT + AXIS, "Address map: blocks by time and address. The table of segments below has the same at the cursor. Up and down move through addresses, plus and minus zoom them.", (context, width) => this.draw(context, width));
-    this.element = h("div", {}, this.key_, this.picture.canvas, this.note, this.table);
+    this.element = h("div", {}, this.key_, this.sign, this.picture.canvas, this.note, this.table);
     const canvas = this.picture.canvas;
     canvas.addEventListener("pointermove", (event) => (this.drag ? this.pan(event) : this.point(event.offsetX, event.offsetY)));
     canvas.addEventListener("pointerleave", () => this.say());
@@ -90,10 +96,25 @@ export class AddressMap {
   private place(at: number): number {
     return this.view.dev!.place(this.view.axis, at);
   }
+  /** Lays out many blocks with a sign of how far that is; then all of it is shown. */
+  private async layOut(map: Map2D) {
+    if (this.laying === map) return;
+    this.laying = map;
+    const busy = new Busy(this.sign), words = `Laying out ${count(map.blocks.n)} blocks`;
+    for (const share of map.layOut(this.view.axis)) await busy.say(words, share);
+    busy.done();
+    if (this.laying === map) this.laying = null;
+    this.view.changed();
+  }
+  private get isLaidOut(): boolean {
+    const { view } = this, map = view.dev!.rectangles();
+    return map.blocks.n <= FEW || map.isLaidOut(view.axis);
+  }
   update() {
     this.picture.redraw();
     const { view } = this, device = view.dev;
     if (!device || !device.n) return;
+    if (!this.isLaidOut) return void this.layOut(device.rectangles());
     const colour = theme(), made = [view.reading, view.cursor, view.by, view.search.text, view.picking, colour.free].join();
     if (made === this.made) return;
     this.made = made;
@@ -139,7 +160,7 @@ export class AddressMap {
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
     const { view } = this, device = view.dev, colour = theme();
-    if (!device || !device.n) return;
+    if (!device || !device.n || !this.isLaidOut) return;
     const map = device.rectangles(), { compact } = map, plot = width - LEFT - RIGHT;
     if (!compact.height) {
       context.fillStyle = colour.soft;

@@ -7,10 +7,13 @@ export const ARENA = "(held by JAX's allocator, in no buffer: temporaries, free)
 export const NO_STACK = "(no stack recorded)";
 /** Most groups that have a colour of their own. */
 export const MOST_GROUPS = 10;
+/** The same of layers, whose colours only have to tell neighbours apart. */
+const MOST_LAYERS = 128;
 
-export const GROUPINGS = ["owner", "role", "site", "pool", "stream"] as const;
+export const GROUPINGS = ["owner", "role", "site", "pool", "stream", "layer"] as const;
 export type Grouping = (typeof GROUPINGS)[number];
-export const GROUPING_TITLES: Record<Grouping, string> = { owner: "Owner", role: "Role", site: "Call site", pool: "Pool", stream: "Stream" };
+export const GROUPING_TITLES: Record<Grouping, string> = { owner: "Owner", role: "Role", site: "Call site", pool: "Pool", stream: "Stream", layer: "Layer" };
+export const NO_LAYER = "in no layer";
 /** What an axis counts: nanoseconds, changes of memory, or steps of training of equal width. */
 export const AXES = ["time", "change", "step"] as const;
 export type Axis = (typeof AXES)[number];
@@ -23,7 +26,7 @@ export const isRest = (level: number) => level === LEVEL.cached || level === LEV
 /** What pinned memory of the host is numbered as, among devices. */
 export const HOST = -2;
 
-export interface Holder { owner: string; role: string; site: string; pool: string; stream: string; level: number; stack: number; text: string }
+export interface Holder { owner: string; role: string; site: string; pool: string; stream: string; layer: string; level: number; stack: number; text: string }
 export interface Mark { kind: string; from: number; to: number | null; text: string; device: number; bytes: number }
 export interface Held { bytes: Float64Array; objects: Float64Array }
 export interface Group { name: string; holders: number[]; peak: number }
@@ -53,7 +56,7 @@ export class Chapter {
   }
   private readHolders() {
     const { head, data } = this, h = head.holders;
-    const [level, owner, site, stack, stream, role, own, kind] = [h.level, h.owner, h.site, h.stack, h.stream, h.role, h.private, h.kind].map((id) => data.column(id));
+    const [level, owner, site, stack, stream, role, own, kind, layers] = [h.level, h.owner, h.site, h.stack, h.stream, h.role, h.private, h.kind, h.layer].map((id) => data.column(id));
     for (let i = 0; i < level.length; i++) {
       const isCached = level[i] === LEVEL.cached, isArena = level[i] === LEVEL.arena, isBlock = level[i] === LEVEL.block;
       const known = head.owners[owner[i] - 1] ?? "unknown";
@@ -62,9 +65,12 @@ export class Chapter {
       const pool = own[i] ? this.poolOf(own[i]) + (isCached ? ", unused" : "") : h.kinds[kind[i]] + (stream[i] ? `, stream ${h.streams[stream[i] - 1]}` : "");
       const what = isCached ? "PyTorch, unused" : role[i] ? head.roles[role[i] - 1][0] : isBlock ? "no role" : name;
       const queue = isCached || isArena ? what : stream[i] ? `stream ${h.streams[stream[i] - 1]}` : "no stream recorded";
-      this.holders.push({ owner: name, role: what, site: where, pool, stream: queue, level: level[i], stack: stack[i], text: "" });
+      const layer = layers[i] ? head.layers[layers[i] - 1] : isCached || isArena ? what : NO_LAYER;
+      this.holders.push({ owner: name, role: what, site: where, pool, stream: queue, layer, level: level[i], stack: stack[i], text: "" });
     }
   }
+  /** What its memory can be grouped by. */
+  get groupings(): Grouping[] { return GROUPINGS.filter((by) => by !== "layer" || this.head.layers.length > 0); }
   /** Steps of training, as far as there is more than one. */
   get steps(): Mark[] {
     const list = this.marks.get("step")?.list ?? [];
@@ -100,7 +106,7 @@ export class Chapter {
   /** All words of a holder, for searches. */
   textOf(index: number): string {
     const holder = this.holders[index];
-    return (holder.text ||= [holder.owner, holder.role, holder.site, holder.pool, ...this.stackOf(holder)].join("\n"));
+    return (holder.text ||= [holder.owner, holder.role, holder.site, holder.pool, ...(this.head.layers.length ? [holder.layer] : []), ...this.stackOf(holder)].join("\n"));
   }
 }
 
@@ -212,10 +218,14 @@ export class Series {
       held[group] += device.rowBytes[row];
       all[group].peak = Math.max(all[group].peak, held[group]);
     }
+    const most = by === "layer" ? MOST_LAYERS : MOST_GROUPS, { layers } = device.chapter.head;
     all.sort((a, b) => b.peak - a.peak || (a.name < b.name ? -1 : 1));
-    this.groups = all.slice(0, MOST_GROUPS);
-    if (all.length > MOST_GROUPS) {
-      const rest = all.slice(MOST_GROUPS);
+    // Layers lie in their order, below what is in none.
+    const place = new Map(layers.map((name, number) => [name, number]));
+    if (by === "layer") all.sort((a, b) => (place.get(a.name) ?? layers.length) - (place.get(b.name) ?? layers.length));
+    this.groups = all.slice(0, most);
+    if (all.length > most) {
+      const rest = all.slice(most);
       this.groups.push({ name: `${rest.length} others`, holders: rest.flatMap((group) => group.holders), peak: 0 });
     }
     // What is unused lies on top.
@@ -294,15 +304,30 @@ export class Map2D {
   /** What only the map needs is made when it is first drawn: over time, addresses do not matter. */
   private placed: Placed | null = null;
   private get places(): Placed {
-    if (this.placed) return this.placed;
+    for (const _ of this.placing());
+    return this.placed!;
+  }
+  /** Whether all that the map needs on an axis is there. */
+  isLaidOut(axis: Axis): boolean { return this.placed !== null && this.positions.has(axis); }
+  /** Makes what the map needs on an axis, in parts between which others can compute; gives the share that is done. */
+  *layOut(axis: Axis): Generator<number> {
+    for (const share of this.placing()) yield share / 2;
+    for (const share of this.positioning(axis)) yield 0.5 + share / 2;
+  }
+  private *placing(): Generator<number> {
+    if (this.placed) return;
     const { grounds, blocks, tiles } = this, ranges = Array.from(grounds.addr, (addr, g): [number, number] => [addr, addr + grounds.bytes[g]]), inGrounds = new Compact(ranges);
     // Nearly all blocks lie in a segment, and add nothing.
     for (let i = 0; i < blocks.n; i++) if (!inGrounds.has(blocks.addr[i], blocks.addr[i] + blocks.bytes[i])) ranges.push([blocks.addr[i], blocks.addr[i] + blocks.bytes[i]]);
-    const compact = new Compact(ranges);
-    const within = (all: Rectangles) => [all.addr.map((addr) => compact.of(addr)), all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1)];
-    const [lows, highs] = within(blocks), [groundLows, groundHighs] = within(grounds);
+    yield 0.2;
+    const compact = new Compact(ranges), low = (all: Rectangles) => all.addr.map((addr) => compact.of(addr)), high = (all: Rectangles) => all.addr.map((addr, i) => compact.of(addr + all.bytes[i] - 1) + 1);
+    const lows = low(blocks);
+    yield 0.4;
+    const highs = high(blocks), [groundLows, groundHighs] = [low(grounds), high(grounds)];
+    yield 0.6;
     const tileLows = tiles.addr.map((addr) => compact.of(addr)), tileHighs = tiles.addr.map((addr) => compact.of(addr + tiles.bytes - 1) + 1);
-    return (this.placed = { compact, lows, highs, groundLows, groundHighs, tileLows, tileHighs, empty: this.emptiness() });
+    yield 0.7;
+    this.placed = { compact, lows, highs, groundLows, groundHighs, tileLows, tileHighs, empty: this.emptiness() };
   }
   get compact(): Compact { return this.places.compact; }
   /** Where each block begins and ends, without the holes between addresses; then segments and tiles. */
@@ -316,16 +341,18 @@ export class Map2D {
   get empty(): number[][] { return this.places.empty; }
   /** Where all of it lies on an axis. */
   on(axis: Axis): Positions {
-    let positions = this.positions.get(axis);
-    if (!positions) {
-      const { blocks, grounds, device } = this, place = (time: number) => device.place(axis, time);
-      const both = (all: Rectangles) => ({ from: all.from.map(place), to: all.to.map(place) });
-      const wide = device.chapter.head.duration_ns / this.tiles.columns;
-      const tiles = Float64Array.from({ length: this.tiles.columns + 1 }, (_, column) => place(column * wide));
-      positions = { blocks: both(blocks), grounds: both(grounds), empty: this.empty.map((spans) => spans.map(place)), tiles };
-      this.positions.set(axis, positions);
-    }
-    return positions;
+    for (const _ of this.positioning(axis));
+    return this.positions.get(axis)!;
+  }
+  private *positioning(axis: Axis): Generator<number> {
+    if (this.positions.has(axis)) return;
+    const { blocks, grounds, device } = this, place = (time: number) => device.place(axis, time), from = blocks.from.map(place);
+    yield 0.4;
+    const to = blocks.to.map(place);
+    yield 0.8;
+    const wide = device.chapter.head.duration_ns / this.tiles.columns;
+    const tiles = Float64Array.from({ length: this.tiles.columns + 1 }, (_, column) => place(column * wide));
+    this.positions.set(axis, { blocks: { from, to }, grounds: { from: grounds.from.map(place), to: grounds.to.map(place) }, empty: this.empty.map((spans) => spans.map(place)), tiles });
   }
   private emptiness(): number[][] {
     const { blocks, grounds } = this;

@@ -2,7 +2,7 @@
 import { copied, h, shortSite } from "./dom";
 import { EVENT, eventAt, events, type Events } from "./events";
 import { bytes, count, time } from "./format";
-import { HOST, isRest, LEVEL, type Device, type Holder } from "./model";
+import { HOST, isRest, LEVEL, NO_LAYER, type Device, type Grouping, type Holder } from "./model";
 import type { Picked, Pick } from "./pick";
 import { upTo } from "./pyramid";
 import type { Timeline } from "./timeline";
@@ -67,11 +67,12 @@ export class Pane {
     const steps = view.trace.steps, first = steps.findIndex((it) => it.from <= from && (it.to ?? Infinity) >= from), last = steps.findLastIndex((it) => it.from <= to);
     const lived = `${time(Math.round(to - from))}${first >= 0 && last > first ? `, ${count(last - first)} ${last - first > 1 ? "steps" : "step"}` : ""}`;
     const name = `0x${(BigInt(device.head.base) + BigInt(Math.round(blocks.addr[i]))).toString(16)}`;
-    const group = (by: "owner" | "role" | "site" | "pool" | "stream") => h("button", { type: "button", class: "plain link", title: "Select all of it", onclick: () => view.select({ kind: "group", by, name: holder[by] }) }, shortSite(holder[by]));
+    const group = (by: Grouping) => h("button", { type: "button", class: "plain link", title: "Select all of it", onclick: () => view.select({ kind: "group", by, name: holder[by] }) }, shortSite(holder[by]));
     const asked = spare ? `${bytes(size - spare)} asked for, ${bytes(size)} given` : holder.level === LEVEL.block ? `${bytes(size)}, as asked for` : bytes(size);
     return [
       this.facts([
         ["size", asked], ["call site", group("site")], ["role", holder.role === holder.owner ? null : h("span", {}, group("role"), rule ? h("span", { class: "remark" }, rule) : null)], ["owner", group("owner")],
+        ["layer", holder.layer === NO_LAYER ? null : group("layer")],
         ["born", `${this.when(from)}, change ${count(device.changes[Math.max(0, device.at(from))])}`],
         ["freed", isKept ? "not before the trace ends" : `${this.when(to)}, change ${count(device.changes[Math.max(0, device.at(to))])}`], ["lived", lived],
         ["stream", device.head.device === HOST ? null : group("stream")], ["pool", holder.pool.startsWith(holder.stream) ? null : group("pool")], ["address", name],

@@ -119,6 +119,6 @@ export class Ranks {
     context.textAlign = "center";
     context.textBaseline = "top";
     const marks = ticks(0, span, 8, false);
-    for (const at of marks) context.fillText(tickTime(at, marks.length > 1 ? marks[1] - marks[0] : span), Math.min(LEFT + (at / span) * plot, width - 24), rows.length * ROW + 4);
+    for (const at of marks) context.fillText(tickTime(at, marks.length > 1 ? marks[1] - marks[0] : span, span), Math.min(LEFT + (at / span) * plot, width - 24), rows.length * ROW + 4);
   }
 }

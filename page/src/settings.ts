@@ -90,7 +90,8 @@ export class SettingsView {
       context.beginPath();
       const [begins, highs] = envelope(times, values, (at) => Math.floor(x(at)));
       begins.forEach((begin, i) => {
-        const next = i + 1 < begins.length ? begins[i + 1] : x(view.trace.head.duration_ns);
+        // Nothing was asked for after the last request: what becomes of the memory then, no setting decides.
+        const next = i + 1 < begins.length ? begins[i + 1] : begin + 1;
         if (i === 0) context.moveTo(begin, isArea ? bottom : y(highs[0]));
         context.lineTo(begin, y(highs[i]));
         context.lineTo(next, y(highs[i]));

@@ -9,10 +9,10 @@ import { lanes, positions, type Lane } from "./lanes";
 import { isRest, type Device, type Mark } from "./model";
 import { upTo } from "./pyramid";
 import { mixed, packed, Raster } from "./raster";
-import type { View } from "./view";
+import { HEIGHTS, type View } from "./view";
 
 export const LEFT = 74, RIGHT = 12;
-const TOP = 14, LOW = 264, TALL = 540, LANE = 15, AXIS = 20, MAP = 34;
+const TOP = 14, LANE = 15, AXIS = 20, MAP = 34;
 /** So many outlines are drawn at most; more are told apart by their colour alone. */
 const MOST_OUTLINES = 60;
 /** What is not selected keeps this much of its colour. */
@@ -34,6 +34,8 @@ export class Timeline {
   private readout = h("p", { class: "readout", "aria-live": "polite" });
   private note = h("p", { class: "note" });
   private legend = h("ul", { class: "legend" });
+  /** What is dragged to make the picture higher. */
+  private grip = h("div", { class: "grip", role: "separator", "aria-orientation": "horizontal", "aria-label": "Height of memory over time", "aria-valuemin": HEIGHTS[0], "aria-valuemax": HEIGHTS[1], tabindex: 0, title: "Drag, or up and down: the height of the picture" });
   private raster = new Raster();
   private shown: Plotted | null = null;
   private listed = "";
@@ -50,18 +52,21 @@ export class Timeline {
     this.overview.canvas.tabIndex = -1;
     this.overview.canvas.setAttribute("aria-hidden", "true");
     this.overview.canvas.classList.add("overview");
-    this.element = h("div", { class: "timeline" }, this.picture.canvas, this.overview.canvas, this.readout, this.note, this.legend);
+    this.element = h("div", { class: "timeline" }, this.picture.canvas, this.overview.canvas, this.grip, this.readout, this.note, this.legend);
     this.listen();
     this.listenOverview();
+    this.listenGrip();
   }
   update() {
     this.picture.height = TOP + this.plot + AXIS + lanes(this.view.trace).length * LANE + 6;
+    this.element.classList.toggle("pinned", this.view.isPinned);
+    this.grip.setAttribute("aria-valuenow", String(this.view.height));
     this.picture.redraw();
     this.overview.redraw();
     this.describe();
   }
   /** How high the plot is. */
-  private get plot(): number { return this.view.isTall ? TALL : LOW; }
+  private get plot(): number { return this.view.height; }
   private x(at: number, width: number): number {
     const [from, to] = this.view.window;
     return LEFT + ((at - from) / (to - from)) * (width - LEFT - RIGHT);
@@ -528,8 +533,8 @@ export class Timeline {
   private remark(device: Device) {
     const { view, shown } = this, words: string[] = [], { whole } = device.head, [from, to] = view.axis === "time" ? view.window : [Infinity, 0], { tiled } = device.rectangles().tiles;
     if (shown && view.drawn === "blocks") {
-      words.push(shown.ids.length ? `${count(shown.ids.length)} blocks have a band each` : "no block is as high as a pixel here");
-      const joined = [shown.left ? `${count(shown.left)} smaller blocks of this part` : "", tiled ? `the ${count(tiled)} of the trace that this page only counts` : "", "memory without an address"].filter(Boolean);
+      words.push(shown.ids.length ? shown.ids.length === 1 ? "1 block has a band" : `${count(shown.ids.length)} blocks have a band each` : "no block is as high as a pixel here");
+      const joined = [shown.left ? `${count(shown.left)} smaller ${shown.left === 1 ? "block" : "blocks"} of this part` : "", tiled ? `the ${count(tiled)} of the trace that this page only counts` : "", "memory without an address"].filter(Boolean);
       if (shown.rest >= 1) words.push(`joined by ${view.by === "site" ? "call site" : view.by}, above them: ${joined.join(", and ")}: ${bytes(shown.rest)} at most in one group`);
     }
     if (whole && whole[0] <= from && whole[1] >= Math.min(to, view.trace.head.duration_ns)) words.push("all changes of this part are here");
@@ -623,6 +628,21 @@ export class Timeline {
     canvas.addEventListener("pointerdown", (event) => { if (!view.dev?.n) return; isDown = true; canvas.setPointerCapture(event.pointerId); go(event); });
     canvas.addEventListener("pointermove", (event) => { if (isDown) go(event); });
     for (const end of ["pointerup", "pointercancel"] as const) canvas.addEventListener(end, () => (isDown = false));
+  }
+  private listenGrip() {
+    const { view, grip } = this;
+    let from: [number, number] | null = null;
+    const set = (height: number) => { view.resize(height); view.changed(); };
+    grip.addEventListener("pointerdown", (event) => { from = [event.clientY, view.height]; grip.setPointerCapture(event.pointerId); });
+    grip.addEventListener("pointermove", (event) => { if (from) set(from[1] + event.clientY - from[0]); });
+    for (const end of ["pointerup", "pointercancel"] as const) grip.addEventListener(end, () => (from = null));
+    grip.addEventListener("keydown", (event) => {
+      const by = event.key === "ArrowDown" ? 24 : event.key === "ArrowUp" ? -24 : 0;
+      if (!by) return;
+      set(view.height + by);
+      event.preventDefault();
+      event.stopPropagation();
+    });
   }
   zoomAt(at: number, factor: number) {
     const { view } = this, [from, to] = view.window;

@@ -1,5 +1,5 @@
 // What is looked at: kept in the address behind #, so that a link shows the same, and the browser's "back" goes back.
-import { AXES, GROUPINGS, HOST, type Axis, type Chapter, type Device, type Grouping } from "./model";
+import { AXES, HOST, type Axis, type Chapter, type Device, type Grouping } from "./model";
 import type { Data } from "./data";
 import { Picked, readPick, written, type Pick } from "./pick";
 import { upTo } from "./pyramid";
@@ -12,6 +12,9 @@ export type Moment = (typeof MOMENTS)[number];
 /** What the picture over time is made of. */
 export const DRAWN = ["blocks", "groups"] as const;
 export type Drawn = (typeof DRAWN)[number];
+
+/** How high the picture over time is: usually, twice as high, and between which heights. */
+export const LOW = 264, TALL = 540, HEIGHTS: [number, number] = [96, 1600];
 
 export class View {
   /** The trace that is shown where a link names none. */
@@ -38,8 +41,9 @@ export class View {
   pick: Pick | null = null;
   isAlone = false;
   hidesUnused = false;
-  /** Whether the picture over time is twice as high. */
-  isTall = false;
+  /** How high the picture over time is, and whether it stays in sight while the page is scrolled. */
+  height = LOW;
+  isPinned = false;
   /** Lines above what was handed out: the context, the driver's figure, the card. */
   hasLines = false;
   /** What the page opened on, in words; "" once something else is looked at. */
@@ -169,6 +173,7 @@ export class View {
     [this.base, this.span, this.only, this.pick, this.isAlone, this.fit, this.caption] = [null, null, null, null, false, null, ""];
     this.rise = [0, 1];
     if (!this.axes.includes(this.axis)) this.axis = "time";
+    if (!this.trace.groupings.includes(this.by)) this.by = "owner";
     this.cursor = this.dev?.peak ?? 0;
     this.cursorAt = null;
     this.window = this.busy;
@@ -195,6 +200,8 @@ export class View {
     const start = Math.min(Math.max(from, first), last - size);
     this.window = [start, start + size];
   }
+  /** Makes the picture over time so high. */
+  resize(height: number) { this.height = Math.round(Math.min(HEIGHTS[1], Math.max(HEIGHTS[0], height))); }
   /** Zooms the height: `at` stays where it is. */
   raise(at: number, factor: number) {
     const [low, high] = this.rise, size = Math.min(1, Math.max(1e-5, (high - low) * factor)), from = Math.min(1 - size, Math.max(0, at - ((at - low) / (high - low)) * size));
@@ -220,7 +227,8 @@ export class View {
     if (this.rise[1] - this.rise[0] < 1) parts.rise = this.rise.map((at) => at.toFixed(6)).join("_");
     if (this.drawn !== "blocks") parts.draw = this.drawn;
     if (this.hidesUnused) parts.unused = "hidden";
-    if (this.isTall) parts.tall = "yes";
+    if (this.height !== LOW) parts.height = String(this.height);
+    if (this.isPinned) parts.pinned = "yes";
     if (this.hasLines) parts.lines = "all";
     if (this.search.text) parts.search = this.search.text;
     if (this.only !== null) parts.only = this.only;
@@ -241,13 +249,14 @@ export class View {
     [this.by, this.tab, this.moment, this.drawn, this.hidesUnused, this.hasLines, this.search] = ["owner", "live", "cursor", "blocks", false, false, search("")];
     this.setAxis("time");
     if (!isLink) return this.evidence();
-    this.by = one("by", GROUPINGS, this.by);
+    this.by = one("by", this.trace.groupings, this.by);
     this.tab = one("tab", TABS, this.tab);
     this.moment = one("moment", MOMENTS, this.moment);
     this.setAxis(one("axis", AXES, this.axis));
     this.drawn = one("draw", DRAWN, this.drawn);
     this.hidesUnused = parts.get("unused") === "hidden";
-    this.isTall = parts.get("tall") === "yes";
+    this.resize(number("height") > 0 ? number("height") : LOW);
+    this.isPinned = parts.get("pinned") === "yes";
     this.hasLines = parts.get("lines") === "all";
     this.search = search(parts.get("search") ?? "");
     this.only = parts.get("only") ?? null;

@@ -83,6 +83,25 @@ for (const trace of traces) {
   console.log(`${name}: opened in ${opened} ms, ${n - before} numbers compared, ${controls} controls reached by Tab`);
   await context.close();
 }
+// Blocks are of the layers that `layers` finds, and hold what it says.
+{
+  const trace = new URL("../../tests/golden/predict/gpt.batch4.gtr", import.meta.url).pathname, file = join(folder, "layers.html");
+  gputrace("html", "-F", "-o", file, trace);
+  const [{ layers }] = JSON.parse(gputrace("layers", "--json", trace)).processes[0].sections;
+  const page = await (await browser.newContext({ offline: true, viewport: { width: 1280, height: 800 } })).newPage();
+  await page.goto("file://" + file);
+  await page.waitForSelector("[data-section=verdict]");
+  await page.keyboard.press("6");
+  const shown = await page.evaluate(() => {
+    const { view } = window.gputrace, { holders, head } = view.trace, { blocks } = view.dev.rectangles(), n = view.trace.marks.get("step").list.length;
+    const held = (name, role) => Array.from({ length: blocks.n }, (_, i) => i).filter((i) => holders[blocks.what[i]].layer === name && holders[blocks.what[i]].role === role).reduce((sum, i) => sum + blocks.bytes[i] - blocks.spare[i], 0);
+    return { by: view.by, list: head.layers.map((name) => ({ name, parameters: held(name, "parameters"), state: held(name, "optimizer state"), gradients: held(name, "gradients") / n })) };
+  });
+  const wanted = layers.slice(0, -1).map((it) => { const [by, name] = it.layer.split(/, (?=layer \d+$)/); return { name: `${name}, ${by}`, parameters: it.parameter_bytes, state: it.state_bytes, gradients: it.gradient_bytes }; });
+  check(shown.by === "layer" && wanted.length > 1 && JSON.stringify(shown.list) === JSON.stringify(wanted), `layers: the page has ${JSON.stringify(shown)}, \`layers\` ${JSON.stringify(wanted)}`);
+  if (options.shots) await page.screenshot({ path: join(options.shots, "layers.png") });
+  console.log(`layers: ${wanted.length} of them hold what \`gputrace layers\` says`);
+}
 // What `predict` says of a range is drawn, in both themes, with its numbers where the mouse rests.
 {
   const golden = new URL("../../tests/golden/predict/", import.meta.url).pathname, file = join(folder, "predicted.html");

@@ -8,7 +8,7 @@ import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "no
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { parseArgs } from "node:util";
-import { check, compare, keys, read, states, wrong } from "./checks.mjs";
+import { check, compare, keys, read, rememberClicks, states, tabs, wrong } from "./checks.mjs";
 
 const { values: options, positionals: traces } = parseArgs({ allowPositionals: true, options: { gputrace: { type: "string" }, browser: { type: "string" }, shot: { type: "string" } } });
 const executable = [options.browser, process.env.GPUTRACE_FIREFOX, "/usr/bin/firefox-esr", "/usr/bin/firefox"].find((path) => path && existsSync(path));
@@ -37,6 +37,7 @@ let id = 0;
 const send = (method, params) => new Promise((done, failed) => { waiting.set(++id, [done, failed]); socket.send(JSON.stringify({ id, method, params })); });
 await send("session.new", { capabilities: {} });
 await send("session.subscribe", { events: ["log.entryAdded", "network.beforeRequestSent"] });
+await send("script.addPreloadScript", { functionDeclaration: String(rememberClicks) });
 const { contexts: [{ context }] } = await send("browsingContext.getTree", {});
 await send("browsingContext.setViewport", { context, viewport: { width: 1280, height: 800 } });
 /** Keys that have no letter, as WebDriver writes them. */
@@ -65,6 +66,11 @@ for (const trace of traces) {
   n += compare(name, await page.evaluate(read), report.processes[0], summary.processes[0]);
   n += await states(page, name, summary.processes[0]);
   await keys(page, name);
+  let controls = 0;
+  for (const tab of ["live", "map", "settings", "tables"]) {
+    await page.evaluate(async (tab) => { const { view } = window.gputrace; view.tab = tab; view.changed(); await new Promise((done) => setTimeout(done, 100)); }, tab);
+    controls += await tabs(page, name, tab);
+  }
   await page.evaluate(axe);
   for (const theme of ["light", "dark"]) {
     for (const tab of ["live", "map", "settings", "tables"]) {
@@ -76,7 +82,7 @@ for (const trace of traces) {
   }
   const words = said.splice(0).filter((text) => !/axe/.test(text));
   check(!words.length, `${name}: the console has: ${words.slice(0, 3).join(" | ")}`);
-  console.log(`${name}: ${n - before} numbers compared in Firefox`);
+  console.log(`${name}: ${n - before} numbers compared in Firefox, ${controls} controls reached by Tab`);
 }
 if (options.shot) writeFileSync(options.shot, Buffer.from((await send("browsingContext.captureScreenshot", { context })).data, "base64"));
 socket.close();

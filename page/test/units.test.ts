@@ -10,8 +10,8 @@ import { labelled, shape, words } from "../src/curve";
 import { shortFile } from "../src/dom";
 import { boxes, folded, ordered, sandwich, tree, width } from "../src/flame";
 import { address } from "../src/owners";
-import { bytes, count, ticks, time } from "../src/format";
-import { Chapter, Compact } from "../src/model";
+import { bytes, count, tickTime, ticks, time } from "../src/format";
+import { Chapter, Compact, GROUPINGS } from "../src/model";
 import { Pyramid, upTo } from "../src/pyramid";
 import { mixed, packed, Raster } from "../src/raster";
 import { lit, search } from "../src/search";
@@ -72,10 +72,11 @@ function chapter(): Chapter {
   const rectangles = (addr: number[], sizes: number[], from: number[], time: number[], what: number[]) => ({ addr: column(addr), bytes: column(sizes), spare: column(sizes.map(() => 0)), from: column(from), time: column(time), what: column(what), whole_at: [], n_tiled: 0, tile_bytes: 1 << 21, tile_columns: 512, tile_addr: column([]), tile_column: column([]), tile_blocks: column([]) });
   const head: any = {
     origin_ns: 0, duration_ns: 100, report: {}, owners: ["NCCL"], sites: ["x (a.py:1)", "y (b.py:2)"], roles: [["weights", ""]],
+    layers: ["layer 0, forward (a.py:1)", "layer 1, forward (a.py:1)"],
     pools: [{ device: 0, id: "(1, 0)", what: "2 graphs", places: ["capture (/job/c.py:3)"] }],
     frames: [["main", "/job/a.py", 9], ["x", "/job/a.py", 1], ["y", "/job/b.py", 2]],
     stack_lengths: column([0, 2, 2]), stack_lines: column([0, 1, 0, 2]),
-    holders: { level: column([1, 1, 2]), owner: column([0, 0, 0]), site: column([1, 2, 0]), stack: column([1, 2, 0]), stream: column([0, 1, 0]), role: column([1, 0, 0]), private: column([0, 0, 0]), kind: column([0, 0, 1]), kinds: ["blocks", "cache"], streams: ["0x5"], torch: "PyTorch" },
+    holders: { level: column([1, 1, 2]), owner: column([0, 0, 0]), site: column([1, 2, 0]), stack: column([1, 2, 0]), stream: column([0, 1, 0]), role: column([1, 0, 0]), private: column([0, 0, 0]), layer: column([2, 1, 0]), kind: column([0, 0, 1]), kinds: ["blocks", "cache"], streams: ["0x5"], torch: "PyTorch" },
     devices: [{
       device: 0, name: "cuda:0", n_changes: 4, whole: null, stretch: 1, state_time: column([10, 20, 30, 40]), state_change: column([0, 1, 2, 3]), state_rows: column([2, 2, 2, 2]),
       row_holder: column([0, 2, 0, 2, 1, 2, 0, 2]), row_bytes: column([10, 90, 5, -5, 7, -7, -15, 15]), row_objects: column([1, 1, 1, 0, 1, 0, -2, 0]), base: "0x1000", n_unplaced: 0,
@@ -92,12 +93,20 @@ test("states add up, by any grouping", () => {
   assert.deepEqual([...device.used], [10, 15, 22, 7]);
   assert.equal(device.peak, 2, "of equal totals that with most in use");
   assert.deepEqual([...device.held(2).bytes], [15, 7, 78]);
-  for (const by of ["owner", "role", "site", "pool", "stream"] as const) {
+  for (const by of GROUPINGS) {
     const series = device.series(by);
     for (let state = 0; state < 4; state++) assert.equal(series.bytes.reduce((sum, group) => sum + group[state], 0), device.total[state], by);
     assert.equal(series.groups.at(-1)!.holders[0], 2, "what is unused lies on top");
   }
   assert.deepEqual([5, 10, 25, 99].map((at) => device.at(at)), [-1, 0, 1, 3]);
+});
+
+test("layers lie in their order, and a trace without any is not grouped by them", () => {
+  const made = chapter();
+  assert.deepEqual(made.devices[0].series("layer").groups.map(({ name, peak }) => [name, peak]), [["layer 0, forward (a.py:1)", 7], ["layer 1, forward (a.py:1)", 15], ["PyTorch, unused", 93]]);
+  assert.ok(made.groupings.includes("layer"));
+  made.head.layers = [];
+  assert.ok(!made.groupings.includes("layer"));
 });
 
 test("segments know what is free in them, who pins them, and when nobody does", () => {
@@ -280,4 +289,21 @@ test("callers and callees of a function have its bytes, and in the order of birt
   assert.deepEqual([row(0), row(1), row(2)], [[["all", 25, 0, 25]], [["PyTorch", 25, 0, 25]], [["main (a.py:9)", 25, 0, 25]]]);
   assert.deepEqual(row(3), [["x (a.py:1)", 15, 0, 15], ["y (b.py:2)", 7, 15, 22], ["x (a.py:1)", 3, 22, 25]]);
   assert.equal(folded(trace, now).split("\n")[0], "PyTorch;main (a.py:9);x (a.py:1) 15");
+});
+
+test("labels of an axis of time have one unit, the readout's where there is room", () => {
+  assert.deepEqual([0, 5e8, 1e9].map((at) => tickTime(at, 5e8, 1e9)), ["0.0 s", "0.5 s", "1.0 s"]);
+  assert.deepEqual([0, 5e8].map((at) => tickTime(at, 5e8, 5e8)), ["0 ms", "500 ms"]);
+  assert.equal(tickTime(12_000_100_000, 1e5, 12_000_900_000), "12.0001 s");
+  assert.equal(tickTime(12_000_100_000, 1e3, 12_000_900_000), "12000100 \u00b5s");
+});
+
+test("a map that is laid out in parts is the one that is laid out at once", () => {
+  const [one, other] = [chapter(), chapter()].map((it) => it.devices[0].rectangles());
+  assert.ok(!one.isLaidOut("change"));
+  const shares = [...one.layOut("change")];
+  assert.ok(one.isLaidOut("change") && !one.isLaidOut("time") && shares.length > 4);
+  assert.deepEqual(shares, [...shares].sort((a, b) => a - b));
+  assert.ok(shares.every((share) => share > 0 && share < 1));
+  assert.deepEqual([one.lows, one.highs, one.empty, one.on("change")], [other.lows, other.highs, other.empty, other.on("change")]);
 });

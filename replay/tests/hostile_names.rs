@@ -239,7 +239,8 @@ fn obeyed(shown: &[u8]) -> impl Iterator<Item = String> {
 /// Without the colours that gputrace itself sets.
 fn uncoloured(shown: &[u8]) -> Vec<u8> {
     let Ok(text) = std::str::from_utf8(shown) else { return shown.to_vec() };
-    let colors = ["0", "1", "2", "31", "32", "33"].map(|color| format!("\x1b[{color}m"));
+    let colors =
+        ["0", "1", "2", "31", "32", "33", "1;31", "1;32", "1;33"].map(|color| format!("\x1b[{color}m"));
     colors.iter().fold(text.to_owned(), |text, color| text.replace(color, "")).into_bytes()
 }
 

@@ -36,6 +36,7 @@ mod ahead;
 mod follow;
 mod input;
 mod open;
+pub mod progress;
 mod scan;
 mod segments;
 
@@ -620,6 +621,7 @@ impl Events<'_> {
                 return;
             }
             self.next += 1;
+            progress::is_at(self.next, self.trace.events.len());
             let events = self.decode(self.next - 1, block);
             match Cursor::new(events.into(), block.offset) {
                 Ok(cursor) => self.open.push(Reverse(cursor)),

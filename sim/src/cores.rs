@@ -3,11 +3,14 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::progress;
+
 /// What `work` makes of each number below `n`, in their order; where it makes nothing, nothing. The result does not depend on
 /// the number of cores.
 pub fn on_all_cores<T: Send>(n: usize, work: impl Fn(usize) -> Option<T> + Sync) -> Vec<T> {
-    let next = AtomicUsize::new(0);
+    let (next, n_done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let made = Mutex::new(Vec::new());
+    let told = progress::told();
     let worker = || {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
@@ -19,6 +22,8 @@ pub fn on_all_cores<T: Send>(n: usize, work: impl Fn(usize) -> Option<T> + Sync)
             {
                 made.push((index, result));
             }
+            let n_done = n_done.fetch_add(1, Ordering::Relaxed) + 1;
+            told.iter().for_each(|told| told(n_done, n));
         }
     };
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(n);

@@ -48,6 +48,7 @@ mod placement;
 pub mod plan;
 pub mod policies;
 pub mod predict;
+pub mod progress;
 mod ranges;
 mod replays;
 pub mod simulator;

@@ -25,6 +25,11 @@ use super::whatif::{Bench, Machine, Totals, named};
 pub fn understood(source: &Source, stream: &OpStream) -> Result<Understood, String> {
     let lived = Lived::of(source, stream)
         .ok_or("its requests are not blocks of PyTorch's allocator: this takes a training run of PyTorch")?;
+    Ok(understood_from(&lived, source, stream))
+}
+
+/// The same, where the lives of its blocks are known.
+pub(super) fn understood_from(lived: &Lived, source: &Source, stream: &OpStream) -> Understood {
     let unknown = Known { purpose: Purpose::Other, phase: Phase::Outside, time: 0 };
     let mut of = vec![unknown; stream.allocations.len()];
     let mut seen: FxHashMap<StackId, Places> = FxHashMap::default();
@@ -37,7 +42,7 @@ pub fn understood(source: &Source, stream: &OpStream) -> Result<Understood, Stri
     let device = i16::try_from(stream.device).unwrap_or(i16::MAX);
     let passes = lived.roles.passes.get(&device).into_iter().flatten();
     let passes = passes.filter_map(|(first, last)| Some((*births.get(first)?, *births.get(last)?)));
-    Ok(Understood { of, passes: passes.collect() })
+    Understood { of, passes: passes.collect() }
 }
 
 fn purpose(role: Role) -> Purpose {

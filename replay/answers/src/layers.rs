@@ -1,4 +1,4 @@
-//! `gputrace layers`: what each layer of a training step holds.
+//! `gputrace layers`: what each layer of a training step holds; for the page, the layer of each block.
 
 use gputrace_report::model::{Mood, Part, Section, Shown, Table, Value};
 use gputrace_schemas::event::Bytes;
@@ -7,7 +7,8 @@ use gputrace_sim::ops::OpStream;
 use gputrace_trace::import::Trace;
 use gputrace_trace::source::Source;
 
-use super::edits::{of_devices, understood};
+use super::edits::{of_devices, understood, understood_from};
+use super::reproduce::Lived;
 
 /// The layers of each device of a training run.
 ///
@@ -23,6 +24,38 @@ fn of(source: &Source, stream: &OpStream) -> Result<Layers, String> {
     let understood = understood(source, stream)?;
     let program = Program::of(stream, &understood).map_err(|why| why.0)?;
     Ok(program.layers())
+}
+
+/// The layers of a trace's blocks.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct OfBlocks {
+    /// Each layer in words.
+    pub names: Vec<String>,
+    /// The layer of each block, from 1, in the order of all blocks' births; 0 where none is known.
+    pub of: Vec<u16>,
+}
+
+/// The layer of each block of a training run; none where no layers are known.
+#[must_use]
+pub fn of_blocks(source: &Source, trace: &Trace) -> OfBlocks {
+    let mut found = OfBlocks::default();
+    let is_several = trace.devices.len() > 1;
+    for stream in trace.devices.iter().filter(|stream| stream.settings.is_torch()) {
+        let Some(lived) = Lived::of(source, stream) else { continue };
+        let understood = understood_from(&lived, source, stream);
+        let Ok(program) = Program::of(stream, &understood) else { continue };
+        let (first, layers) = (found.names.len() + 1, program.layers().layers);
+        let on = if is_several { format!(" on cuda:{}", stream.device) } else { String::new() };
+        found.names.extend(layers.iter().map(|it| format!("layer {}{on}, {}", it.number, it.called_by)));
+        found.of.resize(lived.n_blocks(), 0);
+        let of = program.layers_of_allocations();
+        for (id, block) in lived.births() {
+            if let Some(layer) = of.get(id.0 as usize).copied().flatten() {
+                found.of[block] = u16::try_from(first + layer).unwrap_or(0);
+            }
+        }
+    }
+    found
 }
 
 fn section(device: u32, found: &Layers) -> Section {

@@ -246,5 +246,5 @@ fn held_by(buffer: &Buffer, owner: OwnerId) -> Holder {
         }
     };
     let (site, stack) = (buffer.site, buffer.stack);
-    Holder { level: Level::Buffer, owner, site, stack, stream: None, role: 0, pool: 0, kind }
+    Holder { level: Level::Buffer, owner, site, stack, stream: None, role: 0, pool: 0, layer: 0, kind }
 }

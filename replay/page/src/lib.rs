@@ -28,12 +28,15 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use columns::{ColumnId, Columns};
+use gputrace_analyse::lifetimes::Lifetimes;
 use gputrace_analyse::live::{Level, Line, Lines, Native};
 use gputrace_analyse::story::Story;
+use gputrace_answers::layers::{OfBlocks, of_blocks};
 use gputrace_report::model::{Part, Section};
 use gputrace_report::summary::Summary;
 use gputrace_schemas::event::Nanos;
 use gputrace_trace::clocks;
+use gputrace_trace::import::Requests;
 use gputrace_trace::owners::TORCH;
 use gputrace_trace::source::Source;
 use history::{History, Room};
@@ -43,7 +46,7 @@ use settings::Settings;
 pub use tables::section;
 pub use tape::Store;
 use tape::Tape;
-use watch::{Collector, Detail, Device, Holder, Mark, MarkKind, Marks};
+use watch::{Collector, Detail, Device, Holder, Known, MOST_REQUESTS, Mark, MarkKind, Marks};
 
 /// The largest file, as a rule of ours: browsers open it at once, mail and trackers take it.
 pub const MOST_BYTES: usize = 20 << 20;
@@ -78,6 +81,8 @@ pub struct Chapter {
     stack_of: FxHashMap<u32, u32>,
     /// PyTorch's private pools, by number.
     pools: Vec<Json>,
+    /// The model's layers, by number.
+    layers: Vec<String>,
     devices: Vec<(i16, String, Device)>,
     marks: Vec<(MarkKind, Marks)>,
     settings: Vec<Settings>,
@@ -264,10 +269,11 @@ impl Chapter {
     }
 
     fn collected(story: &Story, source: &Source, detail: Detail, store: Option<Box<dyn Store>>) -> Chapter {
-        let (no_roles, lifetimes) = (vec![], story.lifetimes.as_ref());
-        let roles = lifetimes.map_or(&no_roles, |it| &it.roles_of_blocks);
+        let lifetimes = story.lifetimes.as_ref();
+        let layers = layers(story, source);
+        let known = Known { roles: lifetimes.map_or(&[], |it| &it.roles_of_blocks), layers: &layers.of };
         let tape = store.map(Tape::new);
-        let mut collector = Collector::new(source.definitions(), story, roles, detail).on(tape.as_ref());
+        let mut collector = Collector::new(source.definitions(), story, known, detail).on(tape.as_ref());
         let ledger = Story::watched(source, &mut collector).ledger;
         collector.finish(&ledger);
         let Collector { holders, devices, mut marks, pools, .. } = collector;
@@ -297,6 +303,7 @@ impl Chapter {
             stacks: vec![],
             stack_of: FxHashMap::default(),
             pools: pools.described(&ledger),
+            layers: layers.names.iter().map(|name| cut(name)).collect(),
             devices: devices
                 .into_iter()
                 .map(|(ordinal, device)| {
@@ -393,6 +400,7 @@ impl Chapter {
             "stack_lengths": columns.add(lengths.into_iter()),
             "stack_lines": columns.add(lines.into_iter()),
             "pools": self.pools,
+            "layers": self.layers,
             "holders": self.holders(columns),
             "devices": devices,
             "findings": self.findings.iter().map(|(time, text)| json!([time.0.saturating_sub(self.start), cut(text)])).collect::<Vec<_>>(),
@@ -432,6 +440,7 @@ impl Chapter {
             "stream": columns.add(each().map(|it| stream(it).map_or(0, |stream| stream as u64 + 1))),
             "role": columns.add(each().map(|it| u64::from(it.role))),
             "private": columns.add(each().map(|it| u64::from(it.pool))),
+            "layer": columns.add(each().map(|it| u64::from(it.layer))),
             "kind": kind,
             "kinds": kinds,
             "streams": streams.iter().map(|stream| format!("{stream:#x}")).collect::<Vec<_>>(),
@@ -489,6 +498,15 @@ impl Chapter {
             "texts": texts,
         })
     }
+}
+
+/// The layers of a training run, unless it is too long to be looked at twice.
+fn layers(story: &Story, source: &Source) -> OfBlocks {
+    let is_short = |it: &Lifetimes| it.roles_of_blocks.len() <= MOST_REQUESTS;
+    if story.ledger.training.is_none() || !story.lifetimes.as_ref().is_some_and(is_short) {
+        return OfBlocks::default();
+    }
+    source.requests().map(|trace| of_blocks(source, trace)).unwrap_or_default()
 }
 
 /// A device, as the page reads it.

@@ -405,3 +405,19 @@ fn what_is_wrong_with_the_job_is_where_its_trace_shows_it() {
     let found = |chapter: usize| head["chapters"][chapter]["findings"].clone();
     assert_eq!((found(0), found(1)), (json!([]), json!([[7, "rank 1 did not call"]])));
 }
+
+#[test]
+fn blocks_are_of_the_layers_of_their_model() {
+    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/predict/gpt.batch4.gtr");
+    let (page, ..) = page_of(Source::open(&trace).unwrap());
+    let (head, columns) = read(&page);
+    let chapter = &head["chapters"][0];
+    let names: Vec<&str> =
+        chapter["layers"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+    let wanted = [0, 1, 2, 3, 4, 5].map(|n| format!("layer {n}, Gpt.forward (predict_programs.py:61)"));
+    assert_eq!(names, wanted);
+    let mut layers = columns[chapter["holders"]["layer"].as_u64().unwrap() as usize].clone();
+    layers.sort_unstable();
+    layers.dedup();
+    assert_eq!(layers, [0, 1, 2, 3, 4, 5, 6]);
+}

@@ -50,6 +50,8 @@ pub(super) struct Holder {
     pub role: u16,
     /// The private pool of PyTorch's that it is in, from 1; 0 none.
     pub pool: u16,
+    /// The layer of the model that it belongs to, from 1; 0 none.
+    pub layer: u16,
     /// What kind of memory, in words.
     pub kind: &'static str,
 }
@@ -57,11 +59,11 @@ pub(super) struct Holder {
 /// Without the words: those of one stack nearly always have the same, and a holder is looked up at every event.
 impl Hash for Holder {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Holder { level, owner, site, stack, stream, role, pool, kind: _ } = *self;
+        let Holder { level, owner, site, stack, stream, role, pool, layer, kind: _ } = *self;
         (u64::from(stack.0) << 32 | u64::from(site.0)).hash(state);
         (stream.map_or(u64::MAX, |stream| stream << 1)).hash(state);
         (u64::from(owner.0) << 32 | u64::from(role) << 16 | u64::from(pool)).hash(state);
-        level.hash(state);
+        (layer, level).hash(state);
     }
 }
 
@@ -69,7 +71,7 @@ impl Hash for Holder {
 fn rest(level: Level, owner: OwnerId, pool: u16) -> Holder {
     let kind = if level == Level::Arena { "JAX's allocator, in no buffer" } else { "PyTorch's unused cache" };
     let (site, stack) = (SiteId(u32::MAX), StackId(0));
-    Holder { level, owner, site, stack, stream: None, role: 0, pool, kind }
+    Holder { level, owner, site, stack, stream: None, role: 0, pool, layer: 0, kind }
 }
 
 /// Memory of a device, or of the host.
@@ -162,11 +164,19 @@ pub(super) struct Device {
     has_blocks: bool,
 }
 
+/// What is known of each block, in the order of all blocks' births.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Known<'a> {
+    /// Its role, from 0.
+    pub roles: &'a [u16],
+    /// Its layer, from 1; 0 none.
+    pub layers: &'a [u16],
+}
+
 /// The watch.
 pub(super) struct Collector<'a> {
     definitions: &'a dyn Definitions,
-    /// The role of each block, by the order of their births.
-    roles: &'a [u16],
+    known: Known<'a>,
     detail: Detail,
     span: (Nanos, Nanos),
     /// Devices whose PyTorch blocks were seen: their segments are shown by these.
@@ -193,7 +203,7 @@ impl<'a> Collector<'a> {
     pub(super) fn new(
         definitions: &'a dyn Definitions,
         story: &Story,
-        roles: &'a [u16],
+        known: Known<'a>,
         detail: Detail,
     ) -> Collector<'a> {
         let devices = story.ledger.devices.iter();
@@ -203,7 +213,7 @@ impl<'a> Collector<'a> {
             .chain((story.ledger.host_blocks().peak().0 > 0).then_some(HOST));
         Collector {
             definitions,
-            roles,
+            known,
             detail,
             span: (story.start(), story.ledger.last),
             with_blocks: with_blocks.collect(),
@@ -301,7 +311,8 @@ impl<'a> Collector<'a> {
     fn step(&mut self, ledger: &Ledger, event: &Event, step: &Step) {
         match step {
             Step::Block(addr, block) => {
-                let role = self.roles.get(self.n_born).map_or(0, |role| role + 1);
+                let role = self.known.roles.get(self.n_born).map_or(0, |role| role + 1);
+                let layer = self.known.layers.get(self.n_born).copied().unwrap_or(0);
                 self.n_born += 1;
                 let segment = ledger.torch_pools.segment_at(block.device, *addr);
                 let pool = segment.map_or(0, |(range, id)| {
@@ -318,6 +329,7 @@ impl<'a> Collector<'a> {
                     stream: block.stream,
                     role,
                     pool,
+                    layer,
                     kind: "PyTorch's blocks",
                 };
                 let number = self.number(block.device, holder);
@@ -447,7 +459,17 @@ impl<'a> Collector<'a> {
         let kind = "PyTorch's pinned blocks";
         self.number(
             HOST,
-            Holder { level: Level::Driver, owner, site, stack, stream: None, role: 0, pool: 0, kind },
+            Holder {
+                level: Level::Driver,
+                owner,
+                site,
+                stack,
+                stream: None,
+                role: 0,
+                pool: 0,
+                layer: 0,
+                kind,
+            },
         )
     }
 
@@ -462,6 +484,7 @@ impl<'a> Collector<'a> {
                 stream: None,
                 role: 0,
                 pool: 0,
+                layer: 0,
                 kind: object.kind.name(),
             },
         };

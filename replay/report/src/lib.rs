@@ -6,6 +6,7 @@
 //! A section never reads the trace, only the ledger; a renderer never computes.
 #![forbid(unsafe_code)]
 
+pub mod brief;
 pub mod fold;
 pub mod history;
 pub mod model;

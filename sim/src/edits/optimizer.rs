@@ -99,8 +99,16 @@ pub(super) fn not_reproduced(recorded: &Program<'_>) -> Option<(u64, u64)> {
 /// Bytes of the state that the optimizer holds at the end of a step, for each gradient in their order: every optimizer of `torch.optim` makes
 /// its state for one parameter after the other. `None` where it does not hold equally many tensors for each.
 pub(super) fn recorded_states(program: &Program<'_>, step: &Step) -> Option<Vec<Vec<u64>>> {
-    let is_state = |it: &&Tensor| it.purpose == Purpose::State && it.is_held_at(step.end);
-    let all: Vec<u64> = program.tensors.iter().filter(is_state).map(|it| it.bytes).collect();
+    let states = state_tensors(program, step)?;
+    let bytes = |index: &usize| program.tensors[*index].bytes;
+    Some(states.iter().map(|own| own.iter().map(bytes).collect()).collect())
+}
+
+/// The same states as indices.
+pub(super) fn state_tensors(program: &Program<'_>, step: &Step) -> Option<Vec<Vec<usize>>> {
+    let is_state = |it: &Tensor| it.purpose == Purpose::State && it.is_held_at(step.end);
+    let all = program.tensors.iter().enumerate().filter(|(_, it)| is_state(it));
+    let all: Vec<usize> = all.map(|(index, _)| index).collect();
     let n = step.gradients.len();
     let of_each = all.len().checked_div(n)?;
     let states = (0..n).map(|number| all[number * of_each..][..of_each].to_vec());

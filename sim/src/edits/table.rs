@@ -96,6 +96,49 @@ impl Program<'_> {
         Layers { layers: all, rest, step: number, n_steps: self.steps.len() }
     }
 
+    /// The layer of each allocation of the stream, by the numbers of [`Program::layers`]: what it asks for in each forward and backward
+    /// pass, its gradients, and its parameters and optimizer state where it is known which these are. Steps with another number of
+    /// layers are left out.
+    #[must_use]
+    pub fn layers_of_allocations(&self) -> Vec<Option<usize>> {
+        let mut of = vec![None; self.tensors.len()];
+        let n_layers = self.layers().layers.len();
+        if n_layers == 0 {
+            return of;
+        }
+        for step in self.steps.iter().flat_map(|step| step.micro_batches(self)) {
+            let stretches = layers::of(self, &step);
+            if stretches.iter().map(|stretch| stretch.layers.len()).sum::<usize>() != n_layers {
+                continue;
+            }
+            for (number, members) in stretches.iter().flat_map(|stretch| &stretch.layers).enumerate() {
+                members.iter().for_each(|index| of[*index] = Some(number));
+            }
+            let spans = stretches.iter().flat_map(|stretch| layers::backward_of(self, &step, stretch));
+            let spans: Vec<Span> = spans.map(|backward| Span { forward: (0, 0), backward }).collect();
+            for index in self.born_within(step.passes[0].0, step.update) {
+                let it = &self.tensors[index];
+                if it.phase == Phase::Backward && it.purpose != Purpose::Gradient {
+                    of[index] = of[index].or_else(|| spans.iter().position(|span| span.is_backward(it.born)));
+                }
+            }
+            let sizes: Vec<u64> = step.gradients.iter().map(|index| self.tensors[*index].bytes).collect();
+            let (parameters, states) = match self.knows_order {
+                true => (self.parameters_of(&sizes), optimizer::state_tensors(self, &step)),
+                false => (vec![], None),
+            };
+            let states = states.unwrap_or_default();
+            for (member, layer) in layers::of_gradients(self, &step, &spans).into_iter().enumerate() {
+                let parameter = parameters.get(member).copied().flatten();
+                let own = states.get(member).into_iter().flatten().copied();
+                for index in own.chain(parameter).chain([step.gradients[member]]) {
+                    of[index] = layer.or(of[index]);
+                }
+            }
+        }
+        of
+    }
+
     /// Parameters that belong to no layer.
     fn parameters_left(&self, step: &Step, owned: &Owned, of_layers: &Layer) -> Option<u64> {
         owned.parameters.as_ref()?;

@@ -194,6 +194,29 @@ fn layers_hold_what_their_code_asked_for() {
 }
 
 #[test]
+fn each_allocation_of_a_layer_is_of_that_layer_in_every_step() {
+    let (stream, understood) = training();
+    let of = Program::of(&stream, &understood).expect("it can be edited").layers_of_allocations();
+    let mut mib = vec![[0; 6]; 3];
+    for (index, layer) in of.iter().enumerate() {
+        let purposes = [
+            Purpose::Parameter,
+            Purpose::Gradient,
+            Purpose::State,
+            Purpose::Activation,
+            Purpose::Temporary,
+            Purpose::Other,
+        ];
+        let purpose = purposes.iter().position(|it| *it == understood.of[index].purpose).expect("known");
+        if let Some(layer) = layer {
+            mib[*layer][purpose] += stream.allocations[index].requested / MIB;
+        }
+    }
+    // Parameters and states are made once, the rest in each of three steps: scratch of the backward pass is the layer's, too.
+    assert_eq!(mib, vec![[10, 30, 20, 24, 36, 0]; 3]);
+}
+
+#[test]
 fn optimizers_have_their_state_and_their_temporaries() {
     let optimizer = |optimizer| peak(Edits { optimizer: Some(optimizer), ..NONE });
     assert_eq!(optimizer(Optimizer::AdamW), peak(NONE));

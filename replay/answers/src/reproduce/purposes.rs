@@ -50,4 +50,14 @@ impl Lived {
             (*id, &self.lives.list[*index], role.unwrap_or(Role::Unknown))
         })
     }
+
+    /// Each request with the number of its block, in the order of all blocks' births.
+    pub(crate) fn births(&self) -> impl Iterator<Item = (AllocId, usize)> {
+        self.requests.iter().copied()
+    }
+
+    /// Blocks of all devices.
+    pub(crate) fn n_blocks(&self) -> usize {
+        self.lives.list.len()
+    }
 }

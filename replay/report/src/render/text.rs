@@ -57,7 +57,7 @@ fn part(part: &Part, style: Style, out: &mut Screen) -> io::Result<()> {
         )?;
     }
     if let Some(verdict) = &part.verdict {
-        section(&verdict.section, style, out)?;
+        self::titled(&verdict.section, color_of(verdict.kind), style, out)?;
     }
     for (idx, section) in part.sections.iter().enumerate() {
         if idx > 0 || !part.title.is_empty() || part.verdict.is_some() {
@@ -68,9 +68,22 @@ fn part(part: &Part, style: Style, out: &mut Screen) -> io::Result<()> {
     Ok(())
 }
 
+/// How bad a verdict is.
+fn color_of(kind: &str) -> &'static str {
+    match kind {
+        "out_of_memory" | "killed" | "grew" => BOLD_RED,
+        "nothing_wrong" => BOLD_GREEN,
+        _ => BOLD_YELLOW,
+    }
+}
+
 fn section(section: &Section, style: Style, out: &mut Screen) -> io::Result<()> {
+    titled(section, BOLD, style, out)
+}
+
+fn titled(section: &Section, color: &str, style: Style, out: &mut Screen) -> io::Result<()> {
     for line in wrap(&section.title, style.width) {
-        style.paint_line(BOLD, line, out)?;
+        style.paint_line(color, line, out)?;
     }
     let labels = section.items.iter().filter_map(|item| match item {
         Item::Fact { label, .. } => Some(length(label)),
@@ -425,6 +438,9 @@ const DIM: &str = "2";
 const RED: &str = "31";
 const GREEN: &str = "32";
 const YELLOW: &str = "33";
+const BOLD_RED: &str = "1;31";
+const BOLD_GREEN: &str = "1;32";
+const BOLD_YELLOW: &str = "1;33";
 
 impl Style {
     /// Writes text in a colour, and ends the line.

@@ -27,7 +27,7 @@ use gputrace_schemas::printable::{Screen, printable};
 use serde::Serialize;
 
 use crate::objects;
-use crate::working::Working;
+use crate::working::{self, Working};
 
 /// Says on the standard error, in a line, what went wrong: `eprintln!` for text with names in it.
 macro_rules! complain {
@@ -335,7 +335,7 @@ pub(crate) struct ShowArgs {
     /// Write JSON, with integer bytes and nanoseconds
     #[arg(long)]
     pub(crate) json: bool,
-    /// Use colours; `auto` follows the terminal, NO_COLOR and CLICOLOR_FORCE
+    /// Use colours; `auto` follows the terminal, NO_COLOR, CLICOLOR and CLICOLOR_FORCE
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     color: Color,
 }
@@ -371,6 +371,17 @@ impl ShowArgs {
         Ok(())
     }
 
+    /// Whether a report has more lines than the terminal that it would be shown on. Files and pipes have room for all.
+    pub(crate) fn is_too_high(&self, report: &Report) -> bool {
+        let stdout = std::io::stdout();
+        let size = terminal_size::terminal_size_of(&stdout);
+        let Some((_, height)) = size.filter(|_| !self.json && stdout.is_terminal()) else { return false };
+        let mut shown = vec![];
+        // Writing to memory does not fail. A line is left for the prompt.
+        let _ = text::render(report, self.style(), &mut shown);
+        shown.iter().filter(|byte| **byte == b'\n').count() >= usize::from(height.0)
+    }
+
     fn style(&self) -> text::Style {
         style(self.color, &std::io::stdout())
     }
@@ -395,6 +406,7 @@ fn style(color: Color, stream: &(impl IsTerminal + AsFd)) -> text::Style {
         Color::Never => false,
         Color::Auto if set("NO_COLOR").is_some() => false,
         Color::Auto if set("CLICOLOR_FORCE").is_some_and(|value| value != "0") => true,
+        Color::Auto if set("CLICOLOR").is_some_and(|value| value == "0") => false,
         Color::Auto => is_terminal && set("TERM").is_none_or(|term| term != "dumb"),
     };
     let columns = set("COLUMNS").and_then(|columns| columns.to_str()?.parse().ok());
@@ -424,6 +436,7 @@ pub(crate) fn say(words: &str) {
     let mut shown = vec![];
     // Writing to memory does not fail.
     let _ = Screen::new(&mut shown).write_all(words.as_bytes());
+    working::erase();
     say_shown(&shown);
 }
 

@@ -20,6 +20,7 @@ use super::parts::left;
 use super::record::{self, Found};
 use crate::elf::{self, Elf};
 use crate::show::{FILES, Gate, Named, ShowArgs};
+use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<DoctorArgs>("doctor", run);
 
@@ -49,6 +50,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let mut programs = vec![];
     let mut unknown = false;
     for subject in &args.subjects {
+        let _working = Working::on(subject);
         match Source::open(subject) {
             Ok(source) => {
                 let mut audit = BooksAudit::default();

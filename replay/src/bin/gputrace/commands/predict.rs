@@ -25,6 +25,7 @@ use super::export::check_place;
 use super::html::write_with;
 use super::replay::MachineArgs;
 use crate::show::{self, ShowArgs, complain, shown};
+use crate::working::Working;
 
 mod job;
 mod runs;
@@ -252,6 +253,7 @@ fn reply(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply> {
 
 fn of_process(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply> {
     let read = |index: usize| runs.get(index).map(|(values, path)| read(values, path));
+    let _working = runs.first().map(|(_, path)| Working::on(path));
     let runs = on_all_cores(runs.len(), read).into_iter().collect::<anyhow::Result<Vec<_>>>()?;
     predict(&runs, asked).map_err(|why| anyhow!(why))
 }

@@ -15,7 +15,7 @@ use gputrace_replay::ledger::{Unwatched, Watch};
 use gputrace_replay::reduce::{Head, Summary, is_summary};
 use gputrace_replay::report;
 use gputrace_replay::report::history;
-use gputrace_replay::report::model::{Mood, Part, Report, Section, Table, Value, Verdict};
+use gputrace_replay::report::model::{Item, Mood, Part, Report, Section, Table, Value, Verdict};
 use gputrace_replay::report::sections::{Shown, of_report};
 use gputrace_replay::story::Story;
 use gputrace_replay::trace::source::Source;
@@ -44,6 +44,8 @@ Examples:
   gputrace report --step 3 train.gtr
   gputrace report --rules roles.txt --json snapshot.pickle.gz
   gputrace report --native train.gtr
+
+On a terminal without room for its sections, `report` shows the verdict and five lines.
 
 With a moment (--peak, --at, --range, --step, --end), `report` shows only what was held then, by owner, role and call site.
 
@@ -114,9 +116,29 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let job = if args.show.json { None } else { job(&read, &paths, &args.traces) };
     let parts: Vec<Part> = job.into_iter().chain(read.into_iter().map(|(_, part)| part)).collect();
     if !parts.is_empty() || args.show.json {
-        args.show.write(&Report { verb: "report", parts }, out)?;
+        let report = Report { verb: "report", parts };
+        let is_brief = wanted == Shown::Always && args.show.is_too_high(&report);
+        let report = if is_brief { brief(report, &args.traces) } else { report };
+        args.show.write(&report, out)?;
     }
     Ok(show::exit_code(all))
+}
+
+/// The same in as few lines as a terminal has: of one process its verdict and five lines, of a job what is said of all.
+fn brief(report: Report, traces: &TraceArgs) -> Report {
+    let named: Vec<String> = traces.named().map(|path| quote(&path.to_string_lossy())).collect();
+    let more = format!("gputrace report --all {}", named.join(" "));
+    let mut parts = report.parts;
+    match &mut *parts {
+        [only] => *only = report::brief::brief(only, &more),
+        several => {
+            if let Some(section) = several[0].sections.last_mut() {
+                section.items.push(Item::Line(Mood::Command, more));
+            }
+            parts.truncate(1);
+        }
+    }
+    Report { parts, ..report }
 }
 
 /// What was held where a trace ends, as `report --end` shows it.

@@ -20,6 +20,7 @@ use super::Verb;
 use super::export::{check_place, write_whole};
 use super::replay::version;
 use crate::show::{self, FILES, Named, ShowArgs, complain};
+use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<ReproduceArgs>("reproduce", run);
 
@@ -109,6 +110,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         _ => return job(&args, &paths, out),
     };
     let shown = path.display().to_string();
+    let _working = Working::on(&path);
     let source = Source::open(&path)?;
     if args.cuda {
         return driver(&args, &shown, &source, out);

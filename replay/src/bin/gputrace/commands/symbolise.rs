@@ -14,6 +14,7 @@ use gputrace_schemas::printable::{Screen, printable};
 use super::Verb;
 use crate::objects;
 use crate::show::{self, FILES, Named};
+use crate::working::Working;
 
 pub(super) const VERB: Verb = Verb::new::<SymboliseArgs>("symbolise", run).also_spelt("symbolize");
 
@@ -52,12 +53,14 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let roots = if args.sysroot.is_empty() { vec!["/".into()] } else { args.sysroot };
     let overwrite = if args.force { Overwrite::Replace } else { Overwrite::Refuse };
     let trace = files::here(&args.trace).with_context(|| format!("cannot read {}", args.trace.display()))?;
+    let working = Working::on(&trace);
     let found = match objects::is_written(&args.output)? {
         true => objects::write_by(&args.output, args.force, |to| {
             Ok(symbolise(&trace, roots, to, Overwrite::Replace)?)
         })?,
         false => symbolise(&trace, roots, &args.output, overwrite)?,
     };
+    drop(working);
     let Symbolised { n_frames, n_functions, n_lines, unresolved } = found;
     let to = show::shown(&args.output);
     writeln!(
