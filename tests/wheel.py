@@ -16,7 +16,9 @@ import time
 import urllib.request
 import zipfile
 
-PLATFORMS = ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64"]
+# WHEEL_MACHINE names another processor than this kind.
+MACHINE = os.environ.get("WHEEL_MACHINE", "x86_64")
+PLATFORMS = [f"{system}_{MACHINE}" for system in ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux1")]
 BLOCK = 1 << 20
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs a command in the Debian of `setup.sh`, where programs of AArch64 run by QEMU, and where the repository and FOLDER are what they
-# are outside.
+# are outside. In this folder, if it is in the repository.
 #
 #   tests/arm/inside.sh FOLDER build|run COMMAND...
 #
@@ -12,11 +12,13 @@ shift 2
 repository=$(realpath "$(dirname "$0")/../..")
 registry=${CARGO_HOME:-$HOME/.cargo}/registry
 mkdir -p "$folder/target" "$registry"
-export folder how repository registry
+here=$PWD
+case $here/ in "$repository"/*) ;; *) here=$repository ;; esac
+export folder how repository registry here
 exec unshare -Urm sh -euc '
   mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
   # An ELF file (64 bits, little endian) for machine 183, run by an interpreter that was opened now (binfmt_misc(5), flag F).
-  printf "%s" ":arm:M::\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00:\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:$(command -v qemu-aarch64-static):F" >/proc/sys/fs/binfmt_misc/register
+  printf "%s" ":arm:M::\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00:\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:$folder/debian/usr/bin/qemu-aarch64:F" >/proc/sys/fs/binfmt_misc/register
   root=$folder/debian
   for shared in "$repository" "$folder/target" /tmp; do
     mkdir -p "$root$shared"
@@ -33,5 +35,5 @@ exec unshare -Urm sh -euc '
     CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc AR_aarch64_unknown_linux_gnu=aarch64-linux-gnu-ar \
     CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ \
     CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1 ${ARM_ENVIRONMENT:-} \
-    sh -c "cd \"\$0\" && exec \"\$@\"" "$repository" "$@"
+    sh -c "cd \"\$0\" && exec \"\$@\"" "$here" "$@"
 ' sh "$@"

@@ -2,7 +2,8 @@
 # build.sh DIR VERSION...: builds DIR/oracle-VERSION, PyTorch's own caching allocator on a CUDA made of stubs.
 #
 # Needs pip, a C++20 compiler, readelf. Of each release's wheel it fetches two libraries and the headers, once
-# (../wheel.py). Exit status 77 where PyPI cannot be reached.
+# (../wheel.py). Exit status 77 where PyPI cannot be reached. CC, CXX and WHEEL_MACHINE (../wheel.py) are for another processor;
+# ORACLE_RUNNER is then what runs its programs.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
@@ -46,7 +47,7 @@ for version in "$@"; do
     lib=lib-$version
     mkdir -p "$lib"
     cp $torch/lib/libc10.so $torch/lib/libc10_cuda.so "$lib/"
-    stub() { gcc -O1 -w -shared -fPIC -Wl,-soname,"$1" "$here/$2" -o "$lib/$1" "${@:3}"; }
+    stub() { ${CC:-gcc} -O1 -w -shared -fPIC -Wl,-soname,"$1" "$here/$2" -o "$lib/$1" "${@:3}"; }
     echo "libcudart.so.$runtime { global: *; };" > "$lib/versions"
     stub libcuda.so.1 stub_driver.c
     stub libnvidia-ml.so.1 stub_nvml.c
@@ -67,9 +68,15 @@ for version in "$@"; do
     abi=0
     nm -DC "$lib/libc10.so" | grep -q 'torchCheckFail(char const\*, char const\*, unsigned int, std::__cxx11' && abi=1
     case $version in 2.1[2-9].*) std=20 ;; *) std=17 ;; esac
-    g++ -std=c++$std -O1 -w -D_GLIBCXX_USE_CXX11_ABI=$abi -DC10_USE_GLOG=0 $flags -I$torch/include $include "$here/harness.cpp" \
-        -o "oracle-$version" -L"$lib" -l:libc10.so -l:libc10_cuda.so -l:libcuda.so.1 -l:"libcudart.so.$runtime" \
+    program=oracle-$version
+    [ -z "${ORACLE_RUNNER:-}" ] || program=lib-$version/oracle
+    ${CXX:-g++} -std=c++$std -O1 -w -D_GLIBCXX_USE_CXX11_ABI=$abi -DC10_USE_GLOG=0 $flags -I$torch/include $include "$here/harness.cpp" \
+        -o "$program" -L"$lib" -l:libc10.so -l:libc10_cuda.so -l:libcuda.so.1 -l:"libcudart.so.$runtime" \
         -Wl,-rpath,"$PWD/$lib" -Wl,--allow-shlib-undefined -ldl
+    if [ -n "${ORACLE_RUNNER:-}" ]; then
+        printf '#!/bin/sh\nexec %s %s\n' "$ORACLE_RUNNER" "$PWD/$program" > "oracle-$version"
+        chmod +x "oracle-$version"
+    fi
     echo "$sources" > "$lib/sources"
     echo "built oracle-$version"
 done

@@ -6,6 +6,7 @@
 // of 2.5 to 2.8 reads the size of a block that it has just deleted, which goes well as long as nobody allocates in between.
 #pragma once
 #include <dlfcn.h>
+#include <link.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -18,7 +19,14 @@
 #include <new>
 
 namespace fence {
-constexpr size_t PAGE = 4096, ARENA = size_t(1) << 30, SMALLEST = 200, LARGEST = 800;
+#ifdef __aarch64__
+constexpr size_t PAGE = 65536, ARENA = size_t(1) << 34;  // the largest page of the kernels that there are
+static void* instruction(const ucontext_t* context) { return (void*)context->uc_mcontext.pc; }
+#else
+constexpr size_t PAGE = 4096, ARENA = size_t(1) << 30;
+static void* instruction(const ucontext_t* context) { return (void*)context->uc_mcontext.gregs[REG_RIP]; }
+#endif
+constexpr size_t SMALLEST = 200, LARGEST = 800;
 struct alignas(16) Object {  // lies before what it describes
     size_t bytes;
     void* deleter;
@@ -49,9 +57,10 @@ static void remove(void* pointer, void* deleter) {
 
 static void say_place(char* out, size_t size, void* code) {
     Dl_info at{};
-    dladdr(code, &at);
+    link_map* map = nullptr;
+    dladdr1(code, &at, (void**)&map, RTLD_DL_LINKMAP);
     const char* name = at.dli_fname ? strrchr(at.dli_fname, '/') : nullptr;
-    snprintf(out, size, "%s+%zx", name ? name + 1 : "?", (size_t)((char*)code - (char*)at.dli_fbase));
+    snprintf(out, size, "%s+%zx", name ? name + 1 : "?", (size_t)code - (map ? map->l_addr : 0));
 }
 
 static void caught(int, siginfo_t* info, void* context) {
@@ -63,7 +72,7 @@ static void caught(int, siginfo_t* info, void* context) {
     const Object object = deleted[(address - arena) / PAGE];
     char by[256], user[256], line[640];
     say_place(by, sizeof by, object.deleter);
-    say_place(user, sizeof user, (void*)((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP]);
+    say_place(user, sizeof user, instruction((const ucontext_t*)context));
     const int n = snprintf(line, sizeof line, "freed %zu %s %s\n", object.bytes, by, user);
     _exit(write(1, line, n) == n ? 0 : 1);
 }

@@ -217,7 +217,6 @@ static void serve(std::istream& in) {
 }
 
 static void run_program(uint64_t total, int ascending, std::istream& in) {
-    setvbuf(stdout, nullptr, _IOLBF, 1 << 16);  // What was said before a crash has been said.
     stub_set_device(total, ascending);
     pretend_to_be_initialised();
     try {
@@ -231,6 +230,8 @@ static void run_program(uint64_t total, int ascending, std::istream& in) {
 }
 
 int main() {
+    // What was said before a crash has been said. Before anything is said: later, newer C libraries ignore it.
+    setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
     std::string line;
     while (std::getline(std::cin, line)) {
         unsigned long long total = 0;

@@ -9,7 +9,8 @@
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// The instruction that calls the kernel: the number of a call and its six arguments, all of them words; what it answers.
+use super::SignalFrame;
+
 macro_rules! system_call {
     ($number:expr, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {{
         let answer: isize;
@@ -25,8 +26,7 @@ macro_rules! system_call {
 }
 pub(crate) use system_call;
 
-/// Asks which of the descriptors are ready, and does not wait: `ppoll(2)`, as there is no `poll` here, by `call`, which calls the
-/// kernel.
+/// By `ppoll(2)`, as there is no `poll` here.
 #[inline(always)]
 pub(crate) fn poll_now<T>(
     descriptors: &mut [libc::pollfd],
@@ -72,43 +72,39 @@ core::arch::global_asm!(
     exit = const libc::SYS_exit_group,
 );
 
-/// The vDSO's function that reads a clock (vdso(7)).
 pub(crate) const READ_CLOCK: &CStr = c"__kernel_clock_gettime";
 
-/// A slot that holds the address of a function: R_AARCH64_GLOB_DAT and R_AARCH64_JUMP_SLOT (ELF for AArch64, dynamic relocations).
+/// R_AARCH64_GLOB_DAT and R_AARCH64_JUMP_SLOT (ELF for AArch64, dynamic relocations).
 pub(crate) const FUNCTION_SLOTS: [u32; 2] = [1025, 1026];
 
 /// [`page_bytes`], until the kernel said otherwise the largest.
 static PAGE_BYTES: AtomicUsize = AtomicUsize::new(64 << 10);
 
-/// Bytes of a page: 4, 16 or 64 KiB, as the kernel was built. Only where whole pages are asked for: to read memory page by page, the smallest
-/// size is right everywhere.
+/// 4, 16 or 64 KiB, as the kernel was built. Only where whole pages are asked for: to read memory page by page, the smallest size is
+/// right everywhere.
 #[inline(always)]
 pub(crate) fn page_bytes() -> usize {
     PAGE_BYTES.load(Ordering::Relaxed)
 }
 
-/// Notes the bytes of a page, as the kernel says (`AT_PAGESZ`).
 pub(crate) fn note_page_bytes(bytes: usize) {
     if bytes.is_power_of_two() {
         PAGE_BYTES.store(bytes, Ordering::Relaxed);
     }
 }
 
-/// What a `char` of C is worth: it has no sign.
+/// It has no sign.
 #[inline(always)]
 pub(crate) fn char(byte: u8) -> i64 {
     i64::from(byte)
 }
 
-/// As a fence between what was exchanged before and what is read after. An exchange is no full barrier here: a later read may
-/// pass its write (Arm ARM, B2.3.12).
+/// An exchange is not a full barrier here: a later read may pass its write (Arm ARM, B2.3.12).
 #[inline(always)]
 pub(crate) fn fence_after_exchange() {
     fence(Ordering::SeqCst);
 }
 
-/// The thread's own words, `gputrace_thread_words`.
 #[inline(always)]
 pub(crate) fn thread_words() -> *const () {
     let words: *const ();
@@ -127,7 +123,6 @@ pub(crate) fn thread_words() -> *const () {
     words
 }
 
-/// Where the calling function's stack is.
 #[inline(always)]
 pub(crate) fn stack_pointer() -> usize {
     let here: usize;
@@ -153,7 +148,7 @@ fn thread_pointer() -> u64 {
 #[unsafe(link_section = "gputrace_hot_data")]
 static DESCRIPTOR_BELOW: AtomicU64 = AtomicU64::new(0);
 
-/// `pthread_self()`, the C library's descriptor of the calling thread (`THREAD_SELF`, `sysdeps/aarch64/nptl/tls.h`).
+/// It lies before the thread pointer (`THREAD_SELF`, `sysdeps/aarch64/nptl/tls.h`).
 #[inline(always)]
 pub(crate) fn this_thread() -> u64 {
     thread_pointer().wrapping_sub(DESCRIPTOR_BELOW.load(Ordering::Relaxed))
@@ -164,7 +159,6 @@ pub(crate) fn this_thread() -> u64 {
 #[unsafe(link_section = "gputrace_hot_data")]
 static SIGNATURE: AtomicU64 = AtomicU64::new(0);
 
-/// Learns what [`this_thread`] and [`address`] need. `pthread_self` finds the C library's function of this name, or null.
 pub(crate) fn learn(pthread_self: impl FnOnce() -> *mut c_void) {
     let pthread_self = pthread_self();
     if !pthread_self.is_null() {
@@ -182,10 +176,6 @@ pub(crate) fn learn(pthread_self: impl FnOnce() -> *mut c_void) {
     SIGNATURE.store(if left == every { 0 } else { !left }, Ordering::Relaxed);
 }
 
-/// A client request of Valgrind (valgrind.h); 0 without it.
-///
-/// # Safety
-/// `arguments` leads to six words.
 #[inline(always)]
 pub(crate) unsafe fn valgrind_request(arguments: *const usize) -> usize {
     let mut answer: usize = 0;
@@ -206,90 +196,78 @@ pub(crate) unsafe fn valgrind_request(arguments: *const usize) -> usize {
     answer
 }
 
-/// DWARF numbers of the frame pointer, the stack pointer and the return address (DWARF for AArch64, 4.1).
+// DWARF for AArch64, 4.1.
 pub(crate) const FRAME_POINTER: u64 = 29;
-/// See [`FRAME_POINTER`].
 pub(crate) const STACK_POINTER: u64 = 31;
-/// See [`FRAME_POINTER`].
 pub(crate) const RETURN_ADDRESS: u64 = 30;
 
 /// A function that has called nothing has its return address in a register.
 pub(crate) const HAS_LINK_REGISTER: bool = true;
 
-/// How far from where a frame pointer can be saved, in bytes: it lies below everything else of its frame, which may be large.
+/// It lies below everything else of its frame, which may be large.
 pub(crate) type FpOffset = i32;
 
-/// Size of a part of a stack that is recognised, in `stack/native.rs`.
 pub(crate) const KNOWN_STACK_BYTES: usize = 896;
 
-/// Where a function keeps its return address: so many bytes from its frame address.
+/// So many bytes from the frame address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ReturnAt(i32);
 
 impl ReturnAt {
-    /// In the word below the frame address.
     pub(crate) const BELOW: ReturnAt = ReturnAt(-8);
 
-    /// At this offset; `None` where a rule cannot say it.
     pub(crate) fn offset(offset: i64) -> Option<ReturnAt> {
         i32::try_from(offset).ok().map(ReturnAt)
     }
 
-    /// Address of the word that holds it.
     #[inline(always)]
     pub(crate) fn slot(self, cfa: u64) -> u64 {
         cfa.wrapping_add(i64::from(self.0) as u64)
     }
 }
 
-/// Where the address of a frame was found; of an interrupted frame, what was in its link register.
+/// The word, or of an interrupted frame, what was in its link register.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FoundAt(u64);
 
 impl FoundAt {
-    /// In another way.
     pub(crate) const NOWHERE: FoundAt = FoundAt(0);
 
-    /// In this word.
     #[inline(always)]
     pub(crate) fn slot(slot: u64) -> FoundAt {
         FoundAt(slot)
     }
 
-    /// Address of the word, of a frame with this stack pointer.
     #[inline(always)]
     pub(crate) fn address(self, _sp: u64) -> u64 {
         self.0
     }
 
-    /// The frame was interrupted, and this was in its link register.
     #[inline(always)]
     pub(crate) fn interrupted(link: u64) -> FoundAt {
         FoundAt(link)
     }
 
-    /// What was in the link register of an interrupted frame.
     #[inline(always)]
     pub(crate) fn link(self) -> u64 {
         self.0
     }
 }
 
-/// A return address as the processor goes there: without its signature.
+/// Without its signature.
 #[inline(always)]
 pub(crate) fn address(word: u64) -> u64 {
     word & address_bits()
 }
 
-/// What of a word counts in comparisons of return addresses: all but a signature.
+/// All but a signature.
 #[inline(always)]
 pub(crate) fn address_bits() -> u64 {
     !SIGNATURE.load(Ordering::Relaxed)
 }
 
-/// Whether an instruction of `.eh_frame` that DWARF leaves to the processor says nothing that we need: that return addresses are
-/// signed from here on, or no more (`DW_CFA_AARCH64_negate_ra_state_with_pc` and `DW_CFA_AARCH64_negate_ra_state`). Signatures are taken
-/// away wherever they are.
+/// That return addresses are signed from here on, or no more (`DW_CFA_AARCH64_negate_ra_state_with_pc` and
+/// `DW_CFA_AARCH64_negate_ra_state`). Signatures are taken away wherever they are.
 #[inline(always)]
 pub(crate) fn is_idle_instruction(operation: u8) -> bool {
     matches!(operation, 0x2c | 0x2d)
@@ -302,24 +280,13 @@ static SIGNAL_RETURN: AtomicU64 = AtomicU64::new(0);
 /// registers begin at 184 (asm/ucontext.h, asm/sigcontext.h). x29, x30, the stack pointer and the instruction follow each other.
 const SIGNAL_FRAME: SignalFrame = SignalFrame { fp: 128 + 184 + 29 * 8, sp: 128 + 184 + 31 * 8 };
 
-/// Where the kernel's frame of a signal has the interrupted registers, in bytes from its stack pointer.
-#[derive(Clone, Copy)]
-pub(crate) struct SignalFrame {
-    /// Frame pointer.
-    pub(crate) fp: FpOffset,
-    /// Stack pointer: the word before it has the link register, if there is one, and the word after it the instruction.
-    pub(crate) sp: i32,
-}
-
-/// The kernel's frame of a signal, if the handler returns to this address. The vDSO does not describe it to unwinders
-/// (arch/arm64/kernel/vdso/sigreturn.S says why).
+/// The vDSO does not describe it to unwinders (arch/arm64/kernel/vdso/sigreturn.S says why).
 #[inline(always)]
 pub(crate) fn known_signal_frame(address: u64) -> Option<SignalFrame> {
     (address == SIGNAL_RETURN.load(Ordering::Relaxed)).then_some(SIGNAL_FRAME)
 }
 
-/// As [`known_signal_frame`], by the code at the address: only for where there is no vDSO (emulators), or not the kernel's. For an address that no
-/// table describes.
+/// Only for where there is no vDSO (emulators), or not the kernel's.
 pub(crate) fn signal_frame(address: u64, can_read: impl Fn(usize) -> bool) -> Option<SignalFrame> {
     /// `mov x8, #139; svc #0`: `rt_sigreturn`.
     const CODE: u64 = 0xd400_0001_d280_1168;
@@ -337,7 +304,7 @@ pub(crate) fn signal_frame(address: u64, can_read: impl Fn(usize) -> bool) -> Op
     Some(SIGNAL_FRAME)
 }
 
-/// Notes what the processor can do, as the kernel says (`AT_HWCAP`, getauxval(3)).
+/// Whether it has LSE.
 pub(crate) fn note_capabilities(capabilities: usize) {
     unsafe extern "C" {
         #[link_name = "gputrace_has_lse"]
@@ -349,14 +316,12 @@ pub(crate) fn note_capabilities(capabilities: usize) {
     unsafe { &HAS_LSE }.store(u32::from(capabilities & ATOMICS != 0), Ordering::Relaxed);
 }
 
-/// Learns where signal handlers return to, from what finds functions of the vDSO.
 pub(crate) fn learn_signal_return(find: impl Fn(&CStr) -> Option<usize>) {
     if let Some(address) = find(c"__kernel_rt_sigreturn") {
         SIGNAL_RETURN.store(address as u64, Ordering::Relaxed);
     }
 }
 
-/// An instruction that ends the process.
 #[cfg(not(test))]
 macro_rules! trap {
     () => {
@@ -366,8 +331,8 @@ macro_rules! trap {
 #[cfg(not(test))]
 pub(crate) use trap;
 
-/// The functions of [`crate::bytes`]. What we copy is short: up to 64 bytes are moved in pieces that overlap, all read before the first
-/// is written; more goes 32 bytes at a time, with the last 32 read before anything is written over them.
+/// Up to 64 bytes are moved in pieces that overlap, all read before the first is written; more goes 32 bytes at a time, with the last 32
+/// read before anything is written over them.
 macro_rules! compiler_functions {
     () => {
         core::arch::global_asm!(
@@ -621,8 +586,51 @@ macro_rules! compiler_functions {
 }
 pub(crate) use compiler_functions;
 
-/// The body of the naked function [`crate::stack::capture`]: goes on in another with the caller's registers as they are after this
-/// call, as third to fifth argument: instruction, stack and frame pointer.
+/// Instructions that begin a function with a frame of so many bytes, and that number less 8: it has the caller's frame pointer and the
+/// return address at its lower end, as unwinders are told.
+#[rustfmt::skip]
+macro_rules! makes_frame {
+    ($bytes:literal $less:literal) => {
+        concat!(
+            "stp x29, x30, [sp, #-", $bytes, "]!\n",
+            ".cfi_def_cfa_offset ", $bytes, "\n",
+            ".cfi_offset x29, -", $bytes, "\n",
+            ".cfi_offset x30, -", $less, "\n",
+            "mov x29, sp",
+        )
+    };
+}
+pub(crate) use makes_frame;
+
+/// Those that remove such a frame.
+#[rustfmt::skip]
+macro_rules! removes_frame {
+    ($bytes:literal) => {
+        concat!(
+            "ldp x29, x30, [sp], #", $bytes, "\n",
+            ".cfi_def_cfa_offset 0\n",
+            ".cfi_restore x29\n",
+            ".cfi_restore x30",
+        )
+    };
+}
+pub(crate) use removes_frame;
+
+/// Those that store ("st") a function's arguments above the lower end of its frame, and where its result goes; or load them ("ld").
+#[rustfmt::skip]
+macro_rules! keeps_arguments {
+    ($moves:literal) => {
+        concat!(
+            $moves, "p x0, x1, [sp, #16]\n",
+            $moves, "p x2, x3, [sp, #32]\n",
+            $moves, "p x4, x5, [sp, #48]\n",
+            $moves, "p x6, x7, [sp, #64]\n",
+            $moves, "r x8, [sp, #80]",
+        )
+    };
+}
+pub(crate) use keeps_arguments;
+
 macro_rules! captures_from {
     ($from:ident) => {
         core::arch::naked_asm!(
@@ -636,9 +644,6 @@ macro_rules! captures_from {
 }
 pub(crate) use captures_from;
 
-/// The body of a naked function that hands its arguments and its return address to `decide`, and gives back what that says; null for 1.
-/// For 0 it jumps to the function whose address `real` has, with everything as it came. It has two arguments, or three; `decide` has
-/// them, with the return address in the place of the third, which comes after it, or null.
 macro_rules! looks_up {
     (2 $decide:ident $real:ident) => {
         $crate::arch::looks_up!(@write "mov x3, xzr", $decide $real)
@@ -649,11 +654,7 @@ macro_rules! looks_up {
     (@write $third:literal, $decide:ident $real:ident) => {
         core::arch::naked_asm!(
             ".cfi_startproc",
-            "stp x29, x30, [sp, #-48]!",
-            ".cfi_def_cfa_offset 48",
-            ".cfi_offset x29, -48",
-            ".cfi_offset x30, -40",
-            "mov x29, sp",
+            $crate::arch::makes_frame!(48 40),
             "stp x0, x1, [sp, #16]",
             "str x2, [sp, #32]",
             $third,
@@ -662,10 +663,7 @@ macro_rules! looks_up {
             "mov x9, x0",
             "ldp x0, x1, [sp, #16]",
             "ldr x2, [sp, #32]",
-            "ldp x29, x30, [sp], #48",
-            ".cfi_def_cfa_offset 0",
-            ".cfi_restore x29",
-            ".cfi_restore x30",
+            $crate::arch::removes_frame!(48),
             "cmp x9, #1",
             "b.hi 2f",
             "b.eq 3f",
@@ -683,24 +681,15 @@ macro_rules! looks_up {
 }
 pub(crate) use looks_up;
 
-/// The body of a naked function that hands its argument to `settle`, and jumps to the first of the two words that this gives back, with
-/// the second as argument.
 macro_rules! goes_on {
     ($settle:ident) => {
         core::arch::naked_asm!(
             ".cfi_startproc",
-            "stp x29, x30, [sp, #-16]!",
-            ".cfi_def_cfa_offset 16",
-            ".cfi_offset x29, -16",
-            ".cfi_offset x30, -8",
-            "mov x29, sp",
+            $crate::arch::makes_frame!(16 8),
             "bl {settle}",
             "mov x16, x0",
             "mov x0, x1",
-            "ldp x29, x30, [sp], #16",
-            ".cfi_def_cfa_offset 0",
-            ".cfi_restore x29",
-            ".cfi_restore x30",
+            $crate::arch::removes_frame!(16),
             "br x16",
             ".cfi_endproc",
             settle = sym $settle,
@@ -709,19 +698,12 @@ macro_rules! goes_on {
 }
 pub(crate) use goes_on;
 
-/// The body of a naked function `(result, this, function)`: calls the C++ function, whose result is written to `result`, with `this` and
-/// zeros; 1 if it came back. What unwinders ask at this frame is `personality`, which may have them go on at the address in `landing`;
-/// then 0.
 macro_rules! calls_and_catches {
     ($personality:ident $landing:ident) => {
         core::arch::naked_asm!(
             ".cfi_startproc",
             ".cfi_personality 0x1b, {personality}", // DW_EH_PE_pcrel | DW_EH_PE_sdata4
-            "stp x29, x30, [sp, #-16]!",
-            ".cfi_def_cfa_offset 16",
-            ".cfi_offset x29, -16",
-            ".cfi_offset x30, -8",
-            "mov x29, sp",
+            $crate::arch::makes_frame!(16 8),
             "adr x9, 2f",
             "adrp x10, {landing}",
             "str x9, [x10, :lo12:{landing}]",
@@ -736,10 +718,8 @@ macro_rules! calls_and_catches {
             "mov x0, #1",
             "b 1f",
             "2: mov x0, xzr",
-            "1: ldp x29, x30, [sp], #16",
-            ".cfi_def_cfa_offset 0",
-            ".cfi_restore x29",
-            ".cfi_restore x30",
+            "1:",
+            $crate::arch::removes_frame!(16),
             "ret",
             ".cfi_endproc",
             personality = sym $personality,
@@ -749,13 +729,7 @@ macro_rules! calls_and_catches {
 }
 pub(crate) use calls_and_catches;
 
-/// The body of a naked function that stands between a caller and the real one: calls `enter`, which says where that is, then that
-/// with the arguments as they came, then `leave`. Unwinders are told at each instruction where the registers are: exceptions pass
-/// through the frame, which holds nothing that would need cleaning up.
-///
-/// `execute`: a method with three arguments; `enter` and `leave` get the frame. `allocate`: a method with one; `enter` gets that and
-/// the frame, `leave` nothing. The results of both are written where the caller says (Itanium C++ ABI 3.1.3). The frame is the caller's
-/// stack pointer. `personality` is what unwinders call at the frame.
+/// The frame is the caller's stack pointer.
 macro_rules! calls_around {
     (execute $enter:ident $leave:ident) => {
         $crate::arch::calls_around!(@write before ["add x0, sp, #96"] $enter, after ["add x0, sp, #96"] $leave)
@@ -771,33 +745,18 @@ macro_rules! calls_around {
         core::arch::naked_asm!(
             ".cfi_startproc",
             $( concat!(".cfi_personality 0x1b, {", stringify!($personality), "}"), )? // DW_EH_PE_pcrel | DW_EH_PE_sdata4
-            "stp x29, x30, [sp, #-96]!",
-            ".cfi_def_cfa_offset 96",
-            ".cfi_offset x29, -96",
-            ".cfi_offset x30, -88",
-            "mov x29, sp",
-            "stp x0, x1, [sp, #16]",
-            "stp x2, x3, [sp, #32]",
-            "stp x4, x5, [sp, #48]",
-            "stp x6, x7, [sp, #64]",
-            "str x8, [sp, #80]",
+            $crate::arch::makes_frame!(96 88),
+            $crate::arch::keeps_arguments!("st"),
             $( $before, )*
             "bl {enter}",
             "mov x16, x0",
-            "ldp x0, x1, [sp, #16]",
-            "ldp x2, x3, [sp, #32]",
-            "ldp x4, x5, [sp, #48]",
-            "ldp x6, x7, [sp, #64]",
-            "ldr x8, [sp, #80]",
+            $crate::arch::keeps_arguments!("ld"),
             "blr x16",
             "stp x0, x1, [sp, #16]",
             $( $after, )*
             "bl {leave}",
             "ldp x0, x1, [sp, #16]",
-            "ldp x29, x30, [sp], #96",
-            ".cfi_def_cfa_offset 0",
-            ".cfi_restore x29",
-            ".cfi_restore x30",
+            $crate::arch::removes_frame!(96),
             "ret",
             ".cfi_endproc",
             enter = sym $enter,
@@ -808,12 +767,6 @@ macro_rules! calls_around {
 }
 pub(crate) use calls_around;
 
-/// The body of a naked function that calls `enter`, which says where the real function is, and jumps there with everything as
-/// it came: the caller's frame is the real function's.
-///
-/// `arguments`: `enter` gets the function's own arguments; `arguments_of_result`: those of one whose result is written where the caller
-/// says; `numbered N`: a number, and the arguments but for `this`; `numbered_without_device N`: a number, 0, and the arguments but for
-/// `this`.
 macro_rules! jumps_after {
     (arguments $enter:ident) => {
         $crate::arch::jumps_after!(@write [] $enter)
@@ -832,16 +785,8 @@ macro_rules! jumps_after {
     (@write [$($before:literal)*] $enter:ident $($operand:tt)*) => {
         core::arch::naked_asm!(
             ".cfi_startproc",
-            "stp x29, x30, [sp, #-224]!",
-            ".cfi_def_cfa_offset 224",
-            ".cfi_offset x29, -224",
-            ".cfi_offset x30, -216",
-            "mov x29, sp",
-            "stp x0, x1, [sp, #16]",
-            "stp x2, x3, [sp, #32]",
-            "stp x4, x5, [sp, #48]",
-            "stp x6, x7, [sp, #64]",
-            "str x8, [sp, #80]",
+            $crate::arch::makes_frame!(224 216),
+            $crate::arch::keeps_arguments!("st"),
             "stp q0, q1, [sp, #96]",
             "stp q2, q3, [sp, #128]",
             "stp q4, q5, [sp, #160]",
@@ -849,19 +794,12 @@ macro_rules! jumps_after {
             $( $before, )*
             "bl {enter}",
             "mov x16, x0",
-            "ldp x0, x1, [sp, #16]",
-            "ldp x2, x3, [sp, #32]",
-            "ldp x4, x5, [sp, #48]",
-            "ldp x6, x7, [sp, #64]",
-            "ldr x8, [sp, #80]",
+            $crate::arch::keeps_arguments!("ld"),
             "ldp q0, q1, [sp, #96]",
             "ldp q2, q3, [sp, #128]",
             "ldp q4, q5, [sp, #160]",
             "ldp q6, q7, [sp, #192]",
-            "ldp x29, x30, [sp], #224",
-            ".cfi_def_cfa_offset 0",
-            ".cfi_restore x29",
-            ".cfi_restore x30",
+            $crate::arch::removes_frame!(224),
             "br x16",
             ".cfi_endproc",
             enter = sym $enter

@@ -1,6 +1,5 @@
 //! x86-64: the System V ABI (psABI AMD64), and what Linux and the C libraries do on it.
 
-/// The instruction that calls the kernel: the number of a call and its six arguments, all of them words; what it answers.
 macro_rules! system_call {
     ($number:expr, $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr) => {{
         let answer: isize;
@@ -16,7 +15,7 @@ macro_rules! system_call {
 }
 pub(crate) use system_call;
 
-/// Asks which of the descriptors are ready, and does not wait: `poll(2)`, by `call`, which calls the kernel.
+/// By `poll(2)`.
 #[inline(always)]
 pub(crate) fn poll_now<T>(
     descriptors: &mut [libc::pollfd],
@@ -62,36 +61,32 @@ core::arch::global_asm!(
     exit = const libc::SYS_exit_group,
 );
 
-/// The vDSO's function that reads a clock (vdso(7)).
 pub(crate) const READ_CLOCK: &core::ffi::CStr = c"__vdso_clock_gettime";
 
-/// A slot that holds the address of a function: R_X86_64_GLOB_DAT and R_X86_64_JUMP_SLOT (psABI AMD64, table 4.9).
+/// R_X86_64_GLOB_DAT and R_X86_64_JUMP_SLOT (psABI AMD64, table 4.9).
 pub(crate) const FUNCTION_SLOTS: [u32; 2] = [6, 7];
 
-/// Bytes of a page.
 #[inline(always)]
 pub(crate) fn page_bytes() -> usize {
     4096
 }
 
-/// Notes the bytes of a page, as the kernel says (`AT_PAGESZ`): there is one size.
+/// There is one size.
 #[inline(always)]
 pub(crate) fn note_page_bytes(_bytes: usize) {}
 
-/// What a `char` of C is worth: it has a sign.
+/// It has a sign.
 #[inline(always)]
 pub(crate) fn char(byte: u8) -> i64 {
     i64::from(byte as i8)
 }
 
-/// As a fence between what was exchanged before and what is read after.
 #[inline(always)]
 pub(crate) fn fence_after_exchange() {
     // An exchange is a full barrier here, and a fence costs more than all else around it (Intel SDM vol. 3A, 10.2.3.9; AMD APM vol. 2, 7.2).
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
 }
 
-/// The thread's own words, `gputrace_thread_words`.
 #[inline(always)]
 pub(crate) fn thread_words() -> *const () {
     let words: *const ();
@@ -107,7 +102,6 @@ pub(crate) fn thread_words() -> *const () {
     words
 }
 
-/// Where the calling function's stack is.
 #[inline(always)]
 pub(crate) fn stack_pointer() -> usize {
     let here: usize;
@@ -118,8 +112,7 @@ pub(crate) fn stack_pointer() -> usize {
     here
 }
 
-/// `pthread_self()`, the C library's descriptor of the calling thread: the thread pointer in glibc (`THREAD_SELF`,
-/// `sysdeps/x86_64/nptl/tls.h`).
+/// The thread pointer in glibc (`THREAD_SELF`, `sysdeps/x86_64/nptl/tls.h`).
 #[inline(always)]
 pub(crate) fn this_thread() -> u64 {
     let pointer: u64;
@@ -130,14 +123,10 @@ pub(crate) fn this_thread() -> u64 {
     pointer
 }
 
-/// Learns what [`this_thread`] and [`return_address`] need: nothing here.
+/// Nothing here.
 #[inline(always)]
 pub(crate) fn learn(_pthread_self: impl FnOnce() -> *mut core::ffi::c_void) {}
 
-/// A client request of Valgrind (valgrind.h); 0 without it.
-///
-/// # Safety
-/// `arguments` leads to six words.
 #[inline(always)]
 pub(crate) unsafe fn valgrind_request(arguments: *const usize) -> usize {
     let mut answer: usize = 0;
@@ -158,123 +147,98 @@ pub(crate) unsafe fn valgrind_request(arguments: *const usize) -> usize {
     answer
 }
 
-/// DWARF numbers of the frame pointer, the stack pointer and the return address (psABI AMD64, figure 3.36).
+// psABI AMD64, figure 3.36.
 pub(crate) const FRAME_POINTER: u64 = 6;
-/// See [`FRAME_POINTER`].
 pub(crate) const STACK_POINTER: u64 = 7;
-/// See [`FRAME_POINTER`].
 pub(crate) const RETURN_ADDRESS: u64 = 16;
 
 /// A call leaves its return address on the stack, never in a register.
 pub(crate) const HAS_LINK_REGISTER: bool = false;
 
-/// How far from where a frame pointer can be saved, in bytes.
 pub(crate) type FpOffset = i16;
 
-/// Size of a part of a stack that is recognised, in `stack/native.rs`.
 pub(crate) const KNOWN_STACK_BYTES: usize = 832;
 
-/// Where a function keeps its return address, from its frame address: always in the word below.
+/// Always in the word below.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ReturnAt;
 
 impl ReturnAt {
-    /// In the word below the frame address.
     pub(crate) const BELOW: ReturnAt = ReturnAt;
 
-    /// At this offset; `None` where a rule cannot say it.
     pub(crate) fn offset(offset: i64) -> Option<ReturnAt> {
         (offset == -8).then_some(ReturnAt)
     }
 
-    /// Address of the word that holds it.
     #[inline(always)]
     pub(crate) fn slot(self, cfa: u64) -> u64 {
         cfa.wrapping_sub(8)
     }
 }
 
-/// Where the address of a frame was found: in the word below its stack pointer.
+/// Always in the word below the stack pointer.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FoundAt;
 
 impl FoundAt {
-    /// In another way.
     pub(crate) const NOWHERE: FoundAt = FoundAt;
 
-    /// In this word.
     #[inline(always)]
     pub(crate) fn slot(_slot: u64) -> FoundAt {
         FoundAt
     }
 
-    /// Address of the word, of a frame with this stack pointer.
     #[inline(always)]
     pub(crate) fn address(self, sp: u64) -> u64 {
         sp.wrapping_sub(8)
     }
 
-    /// The frame was interrupted, and this was in its link register: there is none.
     #[inline(always)]
     pub(crate) fn interrupted(_link: u64) -> FoundAt {
         FoundAt
     }
 
-    /// What was in the link register of an interrupted frame.
     #[inline(always)]
     pub(crate) fn link(self) -> u64 {
         0
     }
 }
 
-/// A return address as the processor goes there.
 #[inline(always)]
 pub(crate) fn address(word: u64) -> u64 {
     word
 }
 
-/// What of a word counts in comparisons of return addresses: all.
+/// All.
 #[inline(always)]
 pub(crate) fn address_bits() -> u64 {
     u64::MAX
 }
 
-/// Whether an instruction of `.eh_frame` that DWARF leaves to the processor says nothing that we need.
+/// There are none.
 #[inline(always)]
 pub(crate) fn is_idle_instruction(_operation: u8) -> bool {
     false
 }
 
-/// Where the kernel's frame of a signal has the interrupted registers, in bytes from its stack pointer.
-#[derive(Clone, Copy)]
-pub(crate) struct SignalFrame {
-    /// Frame pointer.
-    pub(crate) fp: FpOffset,
-    /// Stack pointer: the word before it has the link register, if there is one, and the word after it the instruction.
-    pub(crate) sp: i32,
-}
-
-/// The kernel's frame of a signal, if the handler returns to this address, and tables do not say it: they do here.
+/// Tables say it here.
 #[inline(always)]
-pub(crate) fn known_signal_frame(_address: u64) -> Option<SignalFrame> {
+pub(crate) fn known_signal_frame(_address: u64) -> Option<super::SignalFrame> {
     None
 }
 
-/// As [`known_signal_frame`], by the code at the address.
 #[inline(always)]
-pub(crate) fn signal_frame(_address: u64, _can_read: impl Fn(usize) -> bool) -> Option<SignalFrame> {
+pub(crate) fn signal_frame(_address: u64, _can_read: impl Fn(usize) -> bool) -> Option<super::SignalFrame> {
     None
 }
 
-/// Notes what the processor can do, as the kernel says (`AT_HWCAP`): nothing is asked of it.
+/// Nothing is asked of it.
 #[inline(always)]
 pub(crate) fn note_capabilities(_capabilities: usize) {}
 
-/// Learns where signal handlers return to, from what finds functions of the vDSO.
 #[inline(always)]
 pub(crate) fn learn_signal_return(_find: impl Fn(&core::ffi::CStr) -> Option<usize>) {}
 
-/// An instruction that ends the process.
 #[cfg(not(test))]
 macro_rules! trap {
     () => {
@@ -284,8 +248,8 @@ macro_rules! trap {
 #[cfg(not(test))]
 pub(crate) use trap;
 
-/// The functions of [`crate::bytes`]. What we copy is short: up to 128 bytes are moved in pieces that overlap, all read before
-/// the first is written; the rest is left to the processor's own instruction.
+/// Up to 128 bytes are moved in pieces that overlap, all read before the first is written; the rest is left to the processor's own
+/// instruction.
 macro_rules! compiler_functions {
     () => {
         core::arch::global_asm!(
@@ -491,8 +455,6 @@ macro_rules! compiler_functions {
 }
 pub(crate) use compiler_functions;
 
-/// The body of the naked function [`crate::stack::capture`]: goes on in another with the caller's registers as they are after this
-/// call, as third to fifth argument: instruction, stack and frame pointer.
 macro_rules! captures_from {
     ($from:ident) => {
         core::arch::naked_asm!(
@@ -506,9 +468,6 @@ macro_rules! captures_from {
 }
 pub(crate) use captures_from;
 
-/// The body of a naked function that hands its arguments and its return address to `decide`, and gives back what that says; null for 1.
-/// For 0 it jumps to the function whose address `real` has, with everything as it came. It has two arguments, or three; `decide` has
-/// them, with the return address in the place of the third, which comes after it, or null.
 macro_rules! looks_up {
     (2 $decide:ident $real:ident) => {
         core::arch::naked_asm!(
@@ -573,8 +532,6 @@ macro_rules! looks_up {
 }
 pub(crate) use looks_up;
 
-/// The body of a naked function that hands its argument to `settle`, and jumps to the first of the two words that this gives back, with
-/// the second as argument.
 macro_rules! goes_on {
     ($settle:ident) => {
         core::arch::naked_asm!(
@@ -593,9 +550,6 @@ macro_rules! goes_on {
 }
 pub(crate) use goes_on;
 
-/// The body of a naked function `(result, this, function)`: calls the C++ function, whose result is written to `result`, with `this` and
-/// zeros; 1 if it came back. What unwinders ask at this frame is `personality`, which may have them go on at the address in `landing`;
-/// then 0.
 macro_rules! calls_and_catches {
     ($personality:ident $landing:ident) => {
         core::arch::naked_asm!(
@@ -629,13 +583,7 @@ macro_rules! calls_and_catches {
 }
 pub(crate) use calls_and_catches;
 
-/// The body of a naked function that stands between a caller and the real one: calls `enter`, which says where that is, then that
-/// with the arguments as they came, then `leave`. Unwinders are told at each instruction where the registers are: exceptions pass
-/// through the frame, which holds nothing that would need cleaning up.
-///
-/// `execute`: a method with three arguments; `enter` and `leave` get the frame. `allocate`: a method with one; `enter` gets that and
-/// the frame, `leave` nothing. The results of both are written where the caller says (Itanium C++ ABI 3.1.3). The frame is where the
-/// return address lies. `personality` is what unwinders call at the frame.
+/// The frame is where the return address lies.
 macro_rules! calls_around {
     (execute $enter:ident $leave:ident) => {
         $crate::arch::calls_around!(@saves ["rdi" "rsi" "rdx" "rcx" "r8"],
@@ -692,12 +640,6 @@ macro_rules! calls_around {
 }
 pub(crate) use calls_around;
 
-/// The body of a naked function that calls `enter`, which says where the real function is, and jumps there with everything as
-/// it came: the caller's frame is the real function's.
-///
-/// `arguments`: `enter` gets the function's own arguments; `arguments_of_result`: those of one whose result is written where the caller
-/// says; `numbered N`: a number, and the arguments but for `this`; `numbered_without_device N`: a number, 0, and the arguments but for
-/// `this`.
 macro_rules! jumps_after {
     (arguments $enter:ident) => {
         $crate::arch::jumps_after!(@write [] $enter)

@@ -109,19 +109,23 @@ CUdeviceptr space_reserve(size_t bytes, size_t align, CUdeviceptr wanted)
         CUdeviceptr got = map_at(wanted, bytes);
         if (got) return got;
     }
-    for (int attempt = 0; attempt < 8; attempt++) { /* another thread may map between look and leap */
+    /* Another thread may map between look and leap; and an emulator has mappings that it does not show, of up to a gigabyte. */
+    CUdeviceptr below = ceiling;
+    for (int attempt = 0; attempt < 8; attempt++) {
         size_t count = 0;
         struct gap *gaps = read_gaps(&count);
         CUdeviceptr address = 0;
         if (!gaps) return reserve_blindly(bytes, align);
         for (size_t i = count; i-- > 0 && !address;) {
-            if (gaps[i].end > ceiling) continue;
-            size_t room = gaps[i].end - gaps[i].start;
-            if (room > align && room - align >= bytes) address = (gaps[i].end - bytes) & ~(CUdeviceptr)(align - 1);
+            if (gaps[i].end > ceiling || gaps[i].start >= below) continue;
+            CUdeviceptr end = gaps[i].end < below ? gaps[i].end : below;
+            size_t room = end - gaps[i].start;
+            if (room > align && room - align >= bytes) address = (end - bytes) & ~(CUdeviceptr)(align - 1);
         }
         free(gaps);
         if (!address) return 0;
         if (map_at(address, bytes)) return address;
+        if (attempt) below = address > (REGION << attempt) ? address - (REGION << attempt) : 0;
     }
     return 0;
 }
