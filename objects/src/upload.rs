@@ -105,7 +105,7 @@ impl Upload {
         };
         if let Some(state) = state.as_ref().filter(|state| state.url != upload.place.url) {
             let why = format!(
-                "{} is on its way to {}: send it there, or remove {}",
+                "{} is already being sent to {}: send it there, or remove {}",
                 path.display(),
                 state.url,
                 State::path(path).display()

@@ -19,7 +19,7 @@ use std::time::Duration;
 pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer) -> ExitCode {
     let Some((ring, inherited)) = orders_of(arguments) else {
         say(
-            "the recorder is started by libgputrace.so as `gputrace recorder --ring PATH`; use `gputrace record -- PROGRAM`",
+            "libgputrace.so starts the recorder as `gputrace recorder --ring PATH`; use `gputrace record -- PROGRAM`",
         );
         return ExitCode::from(2);
     };

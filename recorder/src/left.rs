@@ -176,7 +176,7 @@ pub(crate) fn shortage(own: &Path) -> Option<String> {
     let (n, bytes) = (rings.len(), rings.iter().sum::<u64>());
     (n > 0).then(|| {
         format!(
-            "/dev/shm has only {} MiB free, and rings of {n} processes that have ended take {} MiB of it: `gputrace recover` makes traces of them and frees the memory",
+            "/dev/shm has only {} MiB free, and rings of {n} processes that have ended use {} MiB of it: `gputrace recover` makes traces of them and frees the memory",
             free >> 20,
             bytes >> 20
         )

@@ -56,7 +56,7 @@ impl Bounds {
 /// # Errors
 /// What it should look like.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a length of time: 90s, 30m, 12h and 7d are");
+    let wrong = || format!("{text:?} is not a length of time; write 90s, 30m, 12h or 7d");
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_| wrong())?;

@@ -60,7 +60,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Other bytes than a trace's.
-    #[error("{file} is not a gputrace trace: it begins with {found}; traces are made by `gputrace record`")]
+    #[error("{file} is not a gputrace trace: it begins with {found}; `gputrace record` makes traces")]
     NotATrace {
         /// The file.
         file: String,
@@ -69,8 +69,7 @@ pub enum Error {
     },
     /// Nothing, or a part of a trace's first word: somebody began to write one.
     #[error(
-        "{file} has no trace in it yet: whoever began it ended, or had no room, before its first word; if its recorder was \
-         killed, the events are still in the ring, and `gputrace recover` makes a trace of them"
+        "{file} has no trace yet: the recorder ended, or had no room, before it wrote anything; if the recorder was killed, the events are still in the ring, and `gputrace recover` makes a trace of them"
     )]
     NotBegun {
         /// The file.
@@ -109,7 +108,7 @@ impl fmt::Display for Damage {
     }
 }
 
-const CUT: &str = "the recorder was probably killed or the disk was full; what was written before is shown";
+const CUT: &str = "the recorder was probably killed or the disk was full; everything before is shown";
 const CORRUPT: &str = "the file was changed after it was written; the events of this part are missing";
 const NEWER: &str = "it was probably written by a newer gputrace; upgrade to see it";
 
@@ -271,7 +270,7 @@ impl Trace {
                 Some(Kind::Events | Kind::Held) => trace.events.push(*block),
                 Some(Kind::Mappings) => trace.mappings.push(*block),
                 Some(Kind::Index) => {}
-                None => trace.damage(block, 0, format!("a block of the unknown kind {}", block.kind), NEWER),
+                None => trace.damage(block, 0, format!("a block of unknown kind {}", block.kind), NEWER),
             }
         }
         trace.blocks = blocks;
@@ -647,12 +646,7 @@ impl Events<'_> {
         if !self.told {
             self.told = true;
             let what = format!("more than {MAX_OPEN} blocks of events overlap in time");
-            self.trace.damage(
-                block,
-                0,
-                what,
-                "nothing is missing, but events are not in the order of their times",
-            );
+            self.trace.damage(block, 0, what, "nothing is missing, but events are not in time order");
         }
     }
 }

@@ -56,7 +56,7 @@ impl Gap {
             ("segment_rounding", "rest of the newest segment", self.segment_rounding),
             ("isolated", "free, of other streams or pools", self.isolated),
             ("cached", "wholly free segments that did not fit", self.cached),
-            ("stranded", "free beside something in use", self.stranded),
+            ("stranded", "free beside a block in use", self.stranded),
         ]
     }
 }

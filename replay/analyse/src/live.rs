@@ -179,7 +179,7 @@ fn by_phase(source: &Source, when: When) -> View {
         parted(ledger, device, time, &|_, block| block.phase.0, &|object| object.phase.0)
     });
     let path = |id| match story.ledger.phases.path(PhaseId(id)) {
-        "" => "(outside of any range)".to_owned(),
+        "" => "(outside any range)".to_owned(),
         path => path.to_owned(),
     };
     let n_phases = u32::try_from(story.ledger.phases.len()).unwrap_or(u32::MAX);

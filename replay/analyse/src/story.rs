@@ -189,7 +189,7 @@ impl Story {
     pub fn caveats(&self) -> Option<String> {
         let since = self.attached_after().map(|after| {
             let after = after.map_or_else(String::new, |after| format!(" {} after the start", span(after)));
-            format!("attached{after}: what came and went before is not known")
+            format!("attached{after}: earlier allocations and frees are not known")
         });
         let caveats: Vec<String> = since.into_iter().chain(self.doubts()).collect();
         (!caveats.is_empty()).then(|| caveats.join("; "))
@@ -272,13 +272,13 @@ impl End {
     #[must_use]
     pub fn text(self) -> String {
         match self {
-            End::Exit => "ended by itself".into(),
+            End::Exit => "exited by itself".into(),
             End::Status(status) => {
-                format!("ended itself with status {status}, past its exit handlers (`_exit`)")
+                format!("called `_exit` with status {status}, without its exit handlers")
             }
-            End::Signal(signal) => format!("was ended by signal {signal}{}", name_of(signal)),
+            End::Signal(signal) => format!("was killed by signal {signal}{}", name_of(signal)),
             End::Unseen => "was killed, crashed, or called `_exit`".into(),
-            End::Detached => "runs on: `gputrace detach` ended the recording".into(),
+            End::Detached => "continues: `gputrace detach` ended the recording".into(),
         }
     }
 }
@@ -312,10 +312,10 @@ mod tests {
         assert_eq!(
             words,
             [
-                "true: ended by itself",
-                "true: ended itself with status 1, past its exit handlers (`_exit`)",
-                "false: was ended by signal 9 (SIGKILL)",
-                "false: was ended by signal 63",
+                "true: exited by itself",
+                "true: called `_exit` with status 1, without its exit handlers",
+                "false: was killed by signal 9 (SIGKILL)",
+                "false: was killed by signal 63",
                 "false: was killed, crashed, or called `_exit`",
                 "",
                 "",

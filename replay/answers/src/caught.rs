@@ -249,7 +249,7 @@ fn common(a: &Path, b: &Path) -> usize {
 /// What caught errors still hold; `None` if that is nothing.
 #[must_use]
 pub fn section(story: &Story, caught: &[CaughtOom]) -> Option<Section> {
-    let mut section = Section::new("caught", "Caught, and still held");
+    let mut section = Section::new("caught", "Memory still held by a caught error");
     let (mut any, mut n_more) = (false, 0u64);
     for oom in caught.iter().filter(|oom| oom.kept_bytes().0 > 0) {
         if any {
@@ -262,8 +262,7 @@ pub fn section(story: &Story, caught: &[CaughtOom]) -> Option<Section> {
     if n_more > 0 {
         section = section.line(Mood::Note, format!("{n_more} more errors were caught that way"));
     }
-    let advice = "an exception keeps its traceback, that keeps the frames of the failed attempt, and they keep their tensors: leave \
-                  the `except` block before trying again, and keep str(error) rather than the error";
+    let advice = "an exception keeps its traceback, the traceback keeps the frames of the failed attempt, and the frames keep their tensors: leave the `except` block before you try again, and keep str(error) instead of the error";
     any.then(|| section.line(Mood::Note, advice).warn(story.caveats()))
 }
 
@@ -286,8 +285,7 @@ fn described(section: Section, story: &Story, oom: &CaughtOom) -> Section {
         .line(
             Mood::Bad,
             format!(
-                "memory ran out on cuda:{} at {ran_out}; that was caught, and the program went on at {}. {then} the failed \
-                 attempt still held {kept}:",
+                "memory ran out on cuda:{} at {ran_out}; the error was caught, and the program continued at {}. {then} the failed attempt still held {kept}:",
                 oom.device, oom.went_on
             ),
         )

@@ -32,7 +32,7 @@ impl By {
     /// All, each with its name and what it means.
     pub const ALL: &[(&str, By, &str)] = &[
         ("stack", By::Stack, "Call stacks, whole"),
-        ("site", By::Site, "Call sites: where the program asked"),
+        ("site", By::Site, "Call sites: the lines that allocated"),
         ("owner", By::Owner, "Owners"),
         ("size", By::Size, "Sizes of objects"),
     ];
@@ -229,7 +229,7 @@ pub fn section(before: &Side, after: &Side, by: By, n_rows: usize) -> Section {
     );
     let n_left_out = rows.len().saturating_sub(n_rows);
     if n_left_out > 0 {
-        table.left_out = Some(format!("{n_left_out} more that changed less"));
+        table.left_out = Some(format!("{n_left_out} more with smaller changes"));
     }
     let section = Section::new(name, title);
     match table.rows.is_empty() {

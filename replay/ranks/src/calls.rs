@@ -124,7 +124,7 @@ impl Signature {
                 .and_then(|number| REDUCTIONS.get(number))
                 .map_or_else(|| format!("reduction {number}"), |name| (*name).to_owned()),
             Reduction::PreMulSum(..) => "premulsum".into(),
-            Reduction::Unseen => "a reduction of its own".into(),
+            Reduction::Unseen => "a custom reduction".into(),
         }
     }
 }
@@ -548,7 +548,7 @@ impl Participant {
         for (idx, membership) in self.memberships.iter().enumerate() {
             // A communicator comes after the one that it was made from.
             if membership.parent.is_some_and(|parent| parent >= n_memberships || parent == idx) {
-                return Err("a communicator was made from one that it does not have");
+                return Err("a communicator was created from one that it does not have");
             }
             let n_kinds = membership.kinds.len() as u32;
             let kinds = membership.lanes.values().flat_map(|calls| &calls.kinds);
@@ -559,7 +559,7 @@ impl Participant {
             let errors = membership.async_error.iter().map(|(.., place)| *place);
             let mut all = membership.kinds.iter().map(|kind| kind.place).chain(closing).chain(errors);
             if !all.all(place) || !place(membership.place) {
-                return Err("a call was made from a place that it does not have");
+                return Err("a call has a call site that it does not have");
             }
         }
         let failed = |call: &FailedCall| member(call.membership) && place(call.place);

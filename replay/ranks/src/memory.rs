@@ -320,7 +320,7 @@ pub fn holding(ledger: &Ledger, level: Level, owner: OwnerId, site: SiteId) -> H
         Level::Arena => "JAX allocator".to_owned(),
     };
     let place = match level {
-        Level::Cached => "reserved and used by nobody".to_owned(),
+        Level::Cached => "reserved but unused".to_owned(),
         Level::Arena => "in no buffer: temporaries, free".to_owned(),
         Level::Driver | Level::Block | Level::Buffer => ledger.sites.site_name(site),
     };

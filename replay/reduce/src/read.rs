@@ -39,7 +39,7 @@ pub enum Error {
         cause: std::io::Error,
     },
     /// It is damaged, or something else.
-    #[error("{path} is not a summary that can be read: {what}")]
+    #[error("{path} is not a readable summary: {what}")]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -47,7 +47,7 @@ pub enum Error {
         what: String,
     },
     /// It was written by another version.
-    #[error("{path} is a summary of the shape {found}, and this gputrace reads {wanted}: reduce {trace} again", wanted = SCHEMA.1)]
+    #[error("{path} is a summary of format {found}, and this gputrace reads {wanted}: reduce {trace} again", wanted = SCHEMA.1)]
     OtherVersion {
         /// The file.
         path: PathBuf,

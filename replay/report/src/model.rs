@@ -211,7 +211,7 @@ impl Table {
             });
             let bytes = Bytes(bytes.fold(0, u64::saturating_add));
             let n_rows = words::count((self.rows.len() - n) as u64);
-            self.left_out = Some(format!("{n_rows} more with {} together", words::bytes(bytes)));
+            self.left_out = Some(format!("{n_rows} more with {} in total", words::bytes(bytes)));
             self.rows.truncate(n);
         }
         self

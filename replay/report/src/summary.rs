@@ -379,14 +379,13 @@ pub fn torch_summary(story: &Story, torch: &TorchBooks) -> TorchSummary {
     }
     if torch.n_unknown_requests > 0 {
         summary.notes.push(format!(
-            "requested counts {} blocks as large as they are: their requests were not seen",
+            "requested counts {} blocks at their full size: their requests were not seen",
             torch.n_unknown_requests
         ));
     }
     if torch.n_frees_in_capture > 0 {
         summary.notes.push(format!(
-            "requested may be too small: {} blocks were freed during the capture of a CUDA graph, and those that other \
-             streams used stay requested until it is over",
+            "requested may be too small: {} blocks were freed during the capture of a CUDA graph, and those in use on other streams count as requested until it ends",
             torch.n_frees_in_capture
         ));
     }
@@ -399,7 +398,7 @@ fn without_blocks(story: &Story, summary: &mut TorchSummary) {
         // As `torch.cuda.memory_stats()` says then.
         summary.backend = "uncached".into();
         (summary.device_allocs, summary.device_frees) = (0, 0);
-        let note = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every tensor is an allocation of the driver, and PyTorch counts nothing";
+        let note = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every tensor is a driver allocation, and PyTorch counts nothing";
         summary.notes.push(note.into());
     } else if summary.device_allocs > 0 {
         (summary.peak_allocated_bytes, summary.peak_reserved_bytes) = (None, None);
@@ -680,7 +679,7 @@ mod tests {
                             "device_frees": 0,
                             "ooms": 0,
                             "notes": [
-                              "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every tensor is an allocation of the driver, and PyTorch counts nothing"
+                              "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every tensor is a driver allocation, and PyTorch counts nothing"
                             ]
                           },
                           "owners": [

@@ -83,7 +83,7 @@ impl Prediction<'_> {
                 Done::Other(outcome) => guessed.push(*outcome),
             }
         }
-        let answer = answer.ok_or_else(|| OptionError("nothing came of its replay".into()))?;
+        let answer = answer.ok_or_else(|| OptionError("its replay had no result".into()))?;
         let peaks = |outcome: &Outcome| (outcome.books.reserved.peak, outcome.books.allocated.peak);
         let (_, allocated) = peaks(&answer.outcome);
         let (mut reserved, mut allocated) = (answer.peak_reserved_range, (allocated, allocated));

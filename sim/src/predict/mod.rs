@@ -86,7 +86,7 @@ pub fn largest(runs: &[Run]) -> usize {
 pub enum Unpredictable {
     /// There are no two different points.
     #[error(
-        "two runs with other values are needed at least: one shows what is asked for, the other what it grows with"
+        "at least two runs with different values are needed: one shows the requests, the other how they scale"
     )]
     OnePoint,
     /// A value that nothing can be in proportion to, or too many.
@@ -96,10 +96,10 @@ pub enum Unpredictable {
     #[error("a run cannot be replayed: {0}")]
     Broken(String),
     /// A single request would be for more than any device has.
-    #[error("a single request would be for {}: no device has that much", iec(*.0))]
+    #[error("a single request would be {}: no device has that much", iec(*.0))]
     TooMuch(u64),
     /// A prediction would hold more requests than can be simulated.
-    #[error("more than {MOST_REQUESTS} requests would be made there")]
+    #[error("the program would make more than {MOST_REQUESTS} requests")]
     TooLarge,
 }
 

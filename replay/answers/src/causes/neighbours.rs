@@ -12,7 +12,7 @@ const MUCH: u64 = 4;
 pub(super) const CAUSE: Cause = Cause {
     name: "other processes on the card",
     kind: Kind::Elsewhere,
-    needs: "a request that the device had no room for, while others held a quarter of it and more than was asked for",
+    needs: "a request that the device had no room for, while other processes held a quarter of it and more than was requested",
     against: "a limit of PyTorch's own",
     find,
 };
@@ -26,7 +26,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_enough = failure.asked().is_some_and(|asked| elsewhere >= asked.0);
     (is_much && is_enough).then(|| Case {
         what: format!(
-            "{} in use, {} more reserved, and others held {} of the device's {}",
+            "{} in use, {} more reserved, and other processes held {} of the device's {}",
             bytes(error.allocated),
             bytes(Bytes(error.reserved.0.saturating_sub(error.allocated.0))),
             bytes(Bytes(elsewhere)),
@@ -34,7 +34,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(error.site),
         bytes: Bytes(elsewhere),
-        sure: "certain: the driver's own figure at that moment, without what this process was given".into(),
+        sure: "certain: the driver's own figure at that moment, without the memory of this process".into(),
         fix: Fix::words(
             "end or move the other processes (`gputrace oom` lists those that NVML names), or wait for them",
             format!("{} would have been free", bytes(Bytes(elsewhere + free.0))),

@@ -305,7 +305,7 @@ fn together(story: &Story, spread: &Spread) -> String {
     let largest = spread.parts.iter().take(MOST);
     let largest: Vec<_> =
         largest.map(|(growth, site)| format!("{} {}", name(*site), share(*growth))).collect();
-    format!("{} call sites together, none of them much; most: {}", spread.parts.len(), largest.join(", "))
+    format!("{} call sites, none of them large; largest: {}", spread.parts.len(), largest.join(", "))
 }
 
 fn percent(part: u64, of: u64) -> String {

@@ -44,10 +44,10 @@ pub struct Trace {
 }
 
 /// One of [`Trace::notes`], where somebody attached to a process that ran already.
-pub const ATTACHED: &str = "attached to a process that ran already: what came and went before is not known";
+pub const ATTACHED: &str = "attached to a running process: earlier allocations and frees are not known";
 
 /// What one of [`Trace::notes`] begins with, where older segments of a bounded recording were removed.
-pub const LEFT: &str = "every event is there since ";
+pub const LEFT: &str = "complete since ";
 
 /// Where the requests of a trace are had, once they are needed.
 pub trait Requests {

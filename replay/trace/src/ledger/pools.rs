@@ -80,8 +80,8 @@ impl Pool {
 #[must_use]
 pub fn why_abandoned(pool: &Pool) -> String {
     match pool.graphs.iter().filter(|graph| graph.state == GraphState::Failed).count() {
-        0 if pool.graphs.len() == 1 => "the graph that was captured into it is gone".to_owned(),
-        0 => "all graphs that were captured into it are gone".to_owned(),
+        0 if pool.graphs.len() == 1 => "the graph that was captured into it no longer exists".to_owned(),
+        0 => "no graph that was captured into it exists any more".to_owned(),
         1 if pool.graphs.len() == 1 => "the capture into it failed".to_owned(),
         n => format!("{n} captures into it failed, and no graph is left"),
     }

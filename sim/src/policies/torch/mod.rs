@@ -60,7 +60,7 @@ pub const NAME: &str = crate::ops::TORCH;
 pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     name: NAME,
     summary: "PyTorch's caching allocator of the release given by --torch-version",
-    options: "what PYTORCH_CUDA_ALLOC_CONF would hold, such as expandable_segments:True,max_split_size_mb:128",
+    options: "the value of PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True,max_split_size_mb:128",
     fidelity: Fidelity::Exact,
     build: |build| Ok(Box::new(Torch::build(build)?)),
 };
