@@ -395,7 +395,7 @@ pub fn size(name: &Path) -> Result<Option<u64>, Error> {
     wait(&place.url, place.size())
 }
 
-/// Writes a file as an object, in one piece: whoever reads meanwhile sees what was there before, or all of it.
+/// Writes a file as an object, in one piece: anyone who reads meanwhile sees what was there before, or all of it.
 ///
 /// # Errors
 /// The store refuses or is not reached, or the file cannot be read.

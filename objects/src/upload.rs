@@ -93,7 +93,7 @@ enum Keeps {
 }
 
 impl Upload {
-    /// Begins to send a file, or goes on where it was begun.
+    /// Begins to send a file, or continues where it was begun.
     ///
     /// # Errors
     /// The URL is none, the file cannot be read, or is on its way to another place.

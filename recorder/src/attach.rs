@@ -98,7 +98,7 @@ pub struct Page {
     file: File,
 }
 
-/// What became of a wish.
+/// The fate of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answered {
     /// It was done.
@@ -189,7 +189,7 @@ impl Page {
         self.word(offset_of!(Control, is_late)).is_ok_and(|it| it == 1)
     }
 
-    /// Whether the library came into the process late, and no call of the program's leads to it: then nobody hears a wish.
+    /// Whether the library came into the process late, and no call of the program's leads to it: then nobody hears a request.
     #[must_use]
     pub fn is_unheard(&self) -> bool {
         self.is_late() && self.word(offset_of!(Control, words)).is_ok_and(|it| it == 0)

@@ -98,7 +98,7 @@ pub fn sleep(page: &Page, _: u32, _: &Path, patience: Duration) -> Result<Answer
     page.sleep(patience)
 }
 
-/// How often a thread of another process stood still because of this one, so that the library could be brought in, and for how many
+/// How often a thread of another process stood still because of this one, so the library could be brought in, and for how many
 /// microseconds at most.
 #[must_use]
 pub fn stood_still() -> (u32, u32) {

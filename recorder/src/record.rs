@@ -89,7 +89,7 @@ pub struct Options {
     pub process_is_gone: bool,
     /// Leave the ring's file where it is at the end.
     pub keep_ring: bool,
-    /// Who answers requests that fail for want of memory.
+    /// The handler of requests that fail for lack of memory.
     pub on_oom: Option<Answer>,
     /// How much of the recording is kept.
     pub bounds: Bounds,
@@ -106,7 +106,7 @@ pub struct Inherited {
     pub process: Option<i32>,
 }
 
-/// What was recorded.
+/// The recording.
 #[derive(Debug)]
 pub struct Summary {
     /// The trace.
@@ -142,7 +142,7 @@ impl Summary {
 }
 
 /// Records a ring until its process is gone (or was gone before), and finishes the trace. Where an earlier recorder
-/// was killed, this one goes on: the trace has what that one had not taken from the ring yet.
+/// was killed, this one continues: the trace has what that one had not taken from the ring yet.
 ///
 /// # Errors
 /// Another recorder has the ring, it cannot be read, whether its process lives cannot be known, or the trace cannot be

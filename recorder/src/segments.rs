@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const PARTS: u64 = 8;
 /// Parts of `max_size` that are kept free of old segments: the newest, the state that the next begins with, and what a block adds to either.
 const RESERVED: u64 = 3;
-/// The least that may be asked for.
+/// The least that may be requested.
 pub const LEAST_SIZE: u64 = 1 << 20;
 /// Room for the state of a small program: its modules, calls and stacks.
 const LEAST_SPARE: u64 = 256 << 10;

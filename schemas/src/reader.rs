@@ -89,14 +89,14 @@ pub enum Error {
     },
 }
 
-/// A part of a trace that could not be read. Everything outside of it was.
+/// A part of a trace that could not be read. Everything outside it was.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Damage {
-    /// Where it begins in the file.
+    /// Its start in the file.
     pub offset: u64,
     /// Bytes that were skipped.
     pub bytes: u64,
-    /// What is wrong there.
+    /// The fault there.
     pub what: String,
     /// What it means or what to do.
     pub remedy: &'static str,
@@ -444,7 +444,7 @@ impl Trace {
             .flat_map(|block| self.payload(block, |payload, _| read_mappings(payload)).unwrap_or_default())
     }
 
-    /// What could not be read so far. Damage inside of a block of events shows when [`Trace::events`] has come to it.
+    /// Parts that could not be read so far. Damage inside a block of events shows when [`Trace::events`] has come to it.
     #[must_use]
     pub fn damages(&self) -> Vec<Damage> {
         self.lock_damages().clone()

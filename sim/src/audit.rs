@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::placement::Placement;
 
-/// What is mapped and what is placed, start to end.
+/// Mapped and placed ranges, start to end.
 #[derive(Debug, Default)]
 pub struct Audit {
     mapped: BTreeMap<u64, u64>,

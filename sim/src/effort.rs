@@ -52,7 +52,7 @@ impl Effort {
         length <= self.most
     }
 
-    /// What is left out, as a line of an answer.
+    /// The omission, as a line of an answer.
     #[must_use]
     pub fn note(self) -> String {
         format!("more than {} {}: {}", grouped(self.most), self.of.words(), self.leaves_out)

@@ -42,7 +42,7 @@ pub struct Gap {
     pub cached: u64,
     /// Free beside something live.
     pub stranded: u64,
-    /// Who holds the segments of `stranded` and `isolated`, most first.
+    /// Call sites that hold the segments of `stranded` and `isolated`, most first.
     pub pins: Vec<Pin>,
 }
 
@@ -61,7 +61,7 @@ impl Gap {
     }
 }
 
-/// A call site whose blocks keep segments from being given back.
+/// A call site whose blocks keep segments from being freed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
     /// The innermost line of the user's Python, else of any Python, else the innermost function.

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 /// Something in a trace that might have gone differently under another allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reaction {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// How often it was seen.
     pub count: u64,

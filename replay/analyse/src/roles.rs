@@ -171,7 +171,7 @@ impl Facts {
     }
 }
 
-/// Whether a correct program makes once what is asked for there: gradients, optimizer state, parameters.
+/// Whether a correct program makes once what is requested there: gradients, optimizer state, parameters.
 #[must_use]
 pub fn is_made_once(definitions: &dyn Definitions, stack: StackId) -> bool {
     let facts = definitions.stack(stack).map_or(Facts::default(), |stack| Facts::of(definitions, stack));
@@ -208,7 +208,7 @@ pub(crate) fn is_workspace_size(requested: Bytes) -> bool {
     WORKSPACE_BYTES.contains(&requested.0)
 }
 
-/// Whether PyTorch asked there for a workspace of cuBLAS: by its native frames, or by the very size inside of an operation.
+/// Whether PyTorch asked there for a workspace of cuBLAS: by its native frames, or by the very size inside an operation.
 #[must_use]
 pub fn is_workspace(definitions: &dyn Definitions, stack: StackId, requested: Bytes) -> bool {
     let facts = definitions.stack(stack).map_or(Facts::default(), |stack| Facts::of(definitions, stack));

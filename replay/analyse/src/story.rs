@@ -29,17 +29,17 @@ pub struct Story {
     pub devices: Vec<Device>,
     /// Names of its threads, with their ids.
     pub threads: HashMap<ThreadId, String>,
-    /// What happened.
+    /// The events.
     pub ledger: Ledger,
-    /// What of the file could not be read.
+    /// Parts of the file that could not be read.
     pub damages: Vec<Damage>,
     /// The trace has its end.
     pub complete: bool,
     /// The process is still running: what comes next is not known.
     pub is_running: bool,
-    /// What lifetimes show, where that was asked for.
+    /// The results of the lifetimes, where that was requested.
     pub lifetimes: Option<Lifetimes>,
-    /// Why PyTorch reserved more than was in use, where that was asked for.
+    /// Why PyTorch reserved more than was in use, where that was requested.
     pub gaps: Option<Vec<RecordedGap>>,
 }
 

@@ -26,18 +26,18 @@ use gputrace_trace::words::{bytes, time};
 /// Most errors looked at; a program that runs out more often does so on purpose.
 const MAX_CAUGHT: usize = 64;
 
-/// An error after which the program went on.
+/// An error after which the program continued.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CaughtOom {
     /// When memory ran out.
     pub time: Nanos,
     /// On which device.
     pub device: i16,
-    /// The line that went on: in the function that caught it.
+    /// The line that continued: in the function that caught it.
     pub went_on: String,
     /// That line is the program's: an `except` of its own. Libraries catch it, too: cuDNN's plans are tried until one fits.
     pub is_user_code: bool,
-    /// When memory ran out once more; `None`: it did not, and the trace ended.
+    /// When memory ran out again; `None`: it did not, and the trace ended.
     pub again: Option<Nanos>,
     /// What the attempt had allocated and was still there then, most first.
     pub kept: Vec<(SiteId, Held)>,

@@ -91,7 +91,7 @@ impl Checked {
         Some(if self.n_runs < MOST_GUIDED { from_below.clamp(least, from_above) } else { middle })
     }
 
-    /// What was found, in a sentence.
+    /// The findings, in a sentence.
     #[must_use]
     pub fn words(&self, variable: &str) -> String {
         let runs = if self.n_runs == 1 { "1 run".to_owned() } else { format!("{} runs", self.n_runs) };

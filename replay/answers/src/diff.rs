@@ -15,7 +15,7 @@ use gputrace_trace::ledger::Site;
 /// Pairs of lines of one function that are compared; beyond it they are taken in order.
 const MOST_PAIRS: usize = 1 << 20;
 
-/// What is compared.
+/// The key of the comparison.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
     /// Call stacks, whole.
@@ -52,12 +52,12 @@ pub struct Side {
     sizes: Vec<(u64, u64)>,
 }
 
-/// What was held from one call stack.
+/// Memory held from one call stack.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Holding {
     /// On which device.
     pub device: i16,
-    /// Whose.
+    /// Its owner.
     pub owner: String,
     /// In which way.
     pub level: Level,
@@ -102,7 +102,7 @@ impl Side {
         side
     }
 
-    /// What was held.
+    /// Memory held.
     #[must_use]
     pub fn held(&self) -> &[Holding] {
         &self.held
@@ -202,7 +202,7 @@ fn difference(before: u64, after: u64) -> i64 {
     })
 }
 
-/// What is held more and less, most changed first.
+/// Memory held more and less, most changed first.
 #[must_use]
 pub fn section(before: &Side, after: &Side, by: By, n_rows: usize) -> Section {
     let mut rows = match by {

@@ -39,7 +39,7 @@ pub struct Leaks {
     pub growing: Vec<GrowingSite>,
     /// Rose, and it cannot be told whether to the end, most first.
     pub rose: Vec<RoseSite>,
-    /// Never given back, most first.
+    /// Never freed, most first.
     pub not_freed: Vec<Unfreed>,
     /// Pools of PyTorch's that keep memory and that no graph can use, most first.
     pub abandoned: Vec<AbandonedPool>,
@@ -58,9 +58,9 @@ pub struct Leaks {
 pub struct Named {
     /// `cuda:0` or `host`.
     pub device: String,
-    /// Whose.
+    /// Its owner.
     pub owner: String,
-    /// Where.
+    /// Its place.
     pub site: String,
 }
 
@@ -81,7 +81,7 @@ pub struct GrowingSite {
     pub place: Option<Place>,
 }
 
-/// A call site that rose, though nothing shows that it goes on.
+/// A call site that rose, though nothing shows that it continues.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RoseSite {
     /// Which.
@@ -92,7 +92,7 @@ pub struct RoseSite {
     pub course: Course,
 }
 
-/// A call site whose memory was never given back.
+/// A call site whose memory was never freed.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 pub struct Unfreed {
     /// Which.
@@ -112,7 +112,7 @@ pub struct AbandonedPool {
     pub pool: String,
     /// What it keeps.
     pub bytes: Bytes,
-    /// What became of its graphs.
+    /// The fate of its graphs.
     pub why: String,
 }
 
@@ -205,7 +205,7 @@ impl Leaks {
         self.found.can_tell
     }
 
-    /// What there is to say.
+    /// The sections of the answer.
     #[must_use]
     pub fn sections(&self) -> Vec<Section> {
         let mut sections = vec![self.growth_section(), self.not_freed_section()];

@@ -16,7 +16,7 @@ const ROWS: (usize, usize) = (20, 1);
 /// Stacks of a device.
 const STACKS: usize = 10;
 
-/// Owners, call sites and, where they were asked for, roles.
+/// Owners, call sites and, where they were requested, roles.
 #[must_use]
 pub fn sections(view: &View, when: When, parts: Parts) -> Vec<Section> {
     let mut sections = vec![held(view, when)];

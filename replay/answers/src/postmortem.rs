@@ -21,7 +21,7 @@ use gputrace_trace::ledger::{Ledger, PjrtOom, TorchOom, Wall, Watch};
 use gputrace_trace::source::Source;
 use gputrace_trace::words::{bytes, quote};
 
-/// What was found at the last out-of-memory error of every device.
+/// The findings at the last out-of-memory error of every device.
 pub struct Postmortem {
     /// The story.
     pub story: Story,
@@ -29,7 +29,7 @@ pub struct Postmortem {
     pub fragmentation: BTreeMap<i16, Fragmentation>,
     /// Errors that were caught.
     pub caught: Vec<CaughtOom>,
-    /// What kept growing up to the end.
+    /// Memory that kept growing up to the end.
     pub leaks: Leaks,
 }
 
@@ -122,7 +122,7 @@ impl Postmortem {
         Postmortem { story, fragmentation: last.fragmentation(source), caught, leaks }
     }
 
-    /// Of a story whose growth was watched. What was caught is looked for where a program went on after an error, and how memory was cut up where
+    /// Of a story whose growth was watched. What was caught is looked for where a program continued after an error, and how memory was cut up where
     /// the driver refused a library: each takes another pass.
     #[must_use]
     pub fn of_story(story: Story, source: &Source, growth: &Growth) -> Postmortem {

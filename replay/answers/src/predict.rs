@@ -55,7 +55,7 @@ pub struct Recorded {
     pub path: String,
     /// The value of each variable.
     pub values: Values,
-    /// What its devices were asked.
+    /// The requests to its devices.
     pub trace: Trace,
     /// The names of its GPUs, where the trace holds them.
     pub gpus: Vec<String>,
@@ -72,13 +72,13 @@ pub struct Asked {
     pub policies: Vec<String>,
     /// What the traces may not say about the machine.
     pub machine: Machine,
-    /// `fit` asks for the recorded setting alone, and not for those that are advised.
+    /// `fit` requests the recorded setting alone, and not for those that are advised.
     pub is_as_recorded: bool,
     /// Values of `fit` that were run under the recorded setting.
     pub checked: Option<Checked>,
 }
 
-/// Predicts what a program asks for, device by device, and what becomes of it.
+/// Predicts what a program requests, device by device, and what becomes of it.
 ///
 /// # Errors
 /// What cannot be predicted, and why.

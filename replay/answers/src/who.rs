@@ -26,7 +26,7 @@ const NEAR: u64 = 1 << 30;
 /// Something that had the address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Owner {
-    /// What it is.
+    /// Its kind.
     pub what: &'static str,
     /// On which device.
     pub device: i16,
@@ -34,7 +34,7 @@ pub struct Owner {
     pub addr: u64,
     /// How large.
     pub bytes: Bytes,
-    /// What was requested, of a block.
+    /// The requested amount, of a block.
     pub requested: Option<Bytes>,
     /// Since when; none where it was there when the recording began.
     pub since: Option<Nanos>,
@@ -46,13 +46,13 @@ pub struct Owner {
     pub stream: Option<u64>,
     /// Private pool of the block.
     pub pool: Option<Pool>,
-    /// Number of the CUDA graph whose capture asked for it.
+    /// Number of the CUDA graph whose capture requested it.
     pub graph: Option<u64>,
-    /// Who asked.
+    /// The call stack of the request.
     pub made_by: StackId,
-    /// Who gave it back.
+    /// The call stack that freed it.
     pub freed_by: StackId,
-    /// What lay below and above it when it was given back, or at the end.
+    /// What lay below and above it when it was freed, or at the end.
     pub beside: [Option<Neighbour>; 2],
     serial: u64,
     /// Its number among the blocks of the device that were seen handed out.
@@ -68,7 +68,7 @@ pub struct Neighbour {
     pub bytes: Bytes,
     /// Bytes between the two.
     pub gap: u64,
-    /// Who asked for it.
+    /// The call stack of the request.
     pub made_by: StackId,
 }
 

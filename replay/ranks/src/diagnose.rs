@@ -28,18 +28,18 @@ const LISTED: usize = 3;
 /// A job in which nothing happens for so long at its end waits for something: a second.
 const LEAST_IDLE: u64 = 1_000_000_000;
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Default)]
 pub struct Diagnosis {
-    /// What is wrong, worst first.
+    /// The faults, worst first.
     pub findings: Vec<Finding>,
-    /// Where each rank was at the end.
+    /// The position of each rank at the end.
     pub standings: Vec<super::waits::Standing>,
-    /// Who comes late.
+    /// Late arrivals.
     pub arrivals: Vec<Arrivals>,
-    /// What the GPUs say; `None` where none was measured.
+    /// Measurements of the GPUs; `None` where none was measured.
     pub gpu: Option<GpuReport>,
-    /// What is worth knowing and not wrong.
+    /// Notes about things that are not faults.
     pub notes: Vec<String>,
     /// Calls that were compared.
     pub n_calls: u64,

@@ -32,7 +32,7 @@ pub struct Collectives {
     pub n_ranks: u32,
     /// Calls that all ranks made, and those that are left.
     pub n_calls: (usize, usize),
-    /// What the program cannot repeat.
+    /// Parts that the program cannot repeat.
     pub notes: Vec<String>,
 }
 
@@ -116,7 +116,7 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
     Ok(Collectives { text, n_ranks, n_calls: (n_before, n_left), notes: notes.into_iter().collect() })
 }
 
-/// What there is to say of a job's collectives.
+/// The section about a job's collectives.
 #[must_use]
 pub fn section(of: &Collectives) -> Section {
     let (before, left) = of.n_calls;

@@ -90,7 +90,7 @@ pub fn reduce(source: &Source) -> io::Result<Reduced> {
     write::summary(&understood(source))
 }
 
-/// What is said of a process where several are shown together.
+/// The answer about a process where several are shown together.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Head {
     /// Its trace.

@@ -74,7 +74,7 @@ impl Sharing {
         }
     }
 
-    /// What there is to say, in sentences about a device that is called `name`.
+    /// Sentences about a device that is called `name`.
     #[must_use]
     pub fn sentences(&self, name: &str) -> Vec<String> {
         let mut said = vec![];

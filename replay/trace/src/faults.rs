@@ -86,7 +86,7 @@ pub fn xid(number: u64) -> Option<&'static str> {
     XIDS.iter().find(|(known, _)| *known == number).map(|(_, meaning)| *meaning)
 }
 
-/// What is wrong: `XID 79 (GPU has fallen off the bus)`.
+/// The fault: `XID 79 (GPU has fallen off the bus)`.
 #[must_use]
 pub fn what(fault: &GpuFault) -> String {
     let n = |one: &str, many: &str| match fault.value {

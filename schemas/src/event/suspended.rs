@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What suspends a process.
+/// The cause of a suspension.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SuspendedBy {

@@ -38,7 +38,7 @@ pub enum Purpose {
     Other,
 }
 
-/// In which part of a training step a tensor was asked for.
+/// In which part of a training step a tensor was requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// While the model was made or moved.
@@ -53,7 +53,7 @@ pub enum Phase {
     Outside,
 }
 
-/// What is known about one recorded request.
+/// The facts known about one recorded request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Known {
     /// What it was for.
@@ -64,7 +64,7 @@ pub struct Known {
     pub time: u64,
 }
 
-/// What is known about a recorded training run beside its requests.
+/// The facts known about a recorded training run beside its requests.
 #[derive(Clone, Debug, Default)]
 pub struct Understood {
     /// Of each allocation of the stream, by its number.

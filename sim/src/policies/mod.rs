@@ -33,7 +33,7 @@ pub enum Capture {
     MemPool,
 }
 
-/// What the program asks for.
+/// A request of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Bytes, before any rounding; never 0.

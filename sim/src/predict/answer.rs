@@ -42,7 +42,7 @@ impl Known {
     }
 }
 
-/// What becomes of a prediction under an allocator.
+/// The fate of a prediction under an allocator.
 #[derive(Clone, Debug)]
 pub struct Forecast {
     /// Of the best guess.
@@ -60,7 +60,7 @@ pub struct Forecast {
 }
 
 impl Prediction<'_> {
-    /// What becomes of it under an allocator.
+    /// Its fate under an allocator.
     ///
     /// # Errors
     /// When there is no such policy or it does not understand its options.

@@ -102,13 +102,13 @@ pub struct Bill {
     pub time: Nanos,
     /// Bytes of each row; those without any are left out.
     pub rows: BTreeMap<Row, i64>,
-    /// What they add up to.
+    /// Their sum.
     pub total: i64,
     /// Where that comes from.
     pub figure: Figure,
     /// When NVML was asked.
     pub sampled: Option<Nanos>,
-    /// What was handed out is what it was when NVML was asked.
+    /// What was allocated is what it was when NVML was asked.
     pub is_sampled_then: bool,
     /// Used by others, and reserved by the driver; where the card's figure is known.
     pub others: Option<i64>,
@@ -163,7 +163,7 @@ pub struct Budget {
     pub device: i16,
     /// The moments, in the order of the table.
     pub columns: Vec<Column>,
-    /// The two moments that were asked for.
+    /// The two moments that were requested.
     pub between: Option<(Column, Column)>,
     /// Lives of this device that are of a cache which is held long: indexes, ascending.
     pub cache: Vec<usize>,
@@ -171,7 +171,7 @@ pub struct Budget {
 
 /// Budgets of all devices with memory, and what they were made from.
 pub struct Budgets {
-    /// What happened.
+    /// The events.
     pub story: Story,
     /// One for each device.
     pub devices: Vec<Budget>,
@@ -266,7 +266,7 @@ impl Watch for Course {
     }
 }
 
-/// The budgets of all devices, at their moments and between two that are asked for.
+/// The budgets of all devices, at their moments and between two that are requested.
 ///
 /// # Errors
 /// There is no such mark, in words.

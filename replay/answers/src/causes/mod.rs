@@ -123,7 +123,7 @@ impl Kind {
 
 /// Something that can be wrong.
 pub struct Cause {
-    /// What people call it.
+    /// Its common name.
     pub name: &'static str,
     /// What of the memory it is that goes wrong.
     pub kind: Kind,

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 
 use super::{Goal, Reproduction};
 
-/// What there is to say of a program of so many lines.
+/// The section about a program with this number of lines.
 #[must_use]
 pub fn section(device: u32, of: &Reproduction, n_lines: usize) -> Section {
     let n_requests = of.program.n_requests();

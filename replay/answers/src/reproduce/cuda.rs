@@ -23,7 +23,7 @@ use super::python::{line, size};
 /// The driver hands memory out in pieces of so many bytes (`cuMemGetAllocationGranularity` on data centre cards).
 const PAGE: u64 = 2 << 20;
 
-/// By which function memory is asked for.
+/// By which function memory is requested.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum How {
     /// `cudaMalloc`.
@@ -75,7 +75,7 @@ impl How {
     }
 }
 
-/// Memory that is asked for.
+/// Memory that is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Memory {
     /// How.
@@ -106,7 +106,7 @@ pub struct Reproduction {
     pub room: u64,
     /// Requests before it was shrunk, the refused one included.
     pub n_before: usize,
-    /// What the program cannot repeat of the recording.
+    /// Parts of the recording that the program cannot repeat.
     pub notes: Vec<String>,
 }
 
@@ -197,7 +197,7 @@ impl Watch for Follower {
     }
 }
 
-/// The last request that the driver refused, and what lived then. `is_whole` keeps what was given back before.
+/// The last request that the driver refused, and what lived then. `is_whole` keeps what was freed before.
 ///
 /// # Errors
 /// Why there is none that can be reproduced.
@@ -535,7 +535,7 @@ const END: &str = "    cudaMemGetInfo(&free, &total);
 }
 ";
 
-/// What there is to say of a program of so many lines.
+/// The section about a program with this number of lines.
 #[must_use]
 pub fn section(of: &Reproduction, n_lines: usize) -> Section {
     let title = format!("A program with the requests to the driver on cuda:{}", of.device);

@@ -8,7 +8,7 @@ use gputrace_sim::addresses::Direction;
 
 use super::program::{Figures, PoolKind, Program, Step};
 
-/// What is to be reproduced.
+/// The failure or peak to reproduce.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Goal {
     /// The last step is refused.
@@ -27,7 +27,7 @@ pub enum Goal {
 pub struct Reasons {
     /// What is reserved and not in use would have been enough, in one piece.
     pub is_fragmented: bool,
-    /// It fails a second time, when nothing is pending and all that could be given back has been.
+    /// It fails a second time, when nothing is pending and all that could be freed has been.
     pub fails_again: bool,
     /// It fails where there is one stream.
     pub fails_on_one_stream: bool,

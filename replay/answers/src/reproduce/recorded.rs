@@ -6,7 +6,7 @@ use gputrace_sim::policies::torch::{self, Torch, parse, profile};
 use super::goal::{Goal, Judge};
 use super::program::{Figures, PoolKind, Program, Step, Tensor};
 
-/// What the recording says.
+/// The recorded facts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recorded {
     /// Reserved when the request failed, or at most, bytes.
@@ -23,15 +23,15 @@ pub struct Recorded {
 pub(super) struct Whole {
     /// The program.
     pub program: Program,
-    /// What it comes to.
+    /// Its figures.
     pub figures: Figures,
-    /// What was recorded.
+    /// The recording.
     pub recorded: Recorded,
-    /// What is to be kept of it.
+    /// The part to keep.
     pub goal: Goal,
     /// Whether addresses may go either way.
     pub judge: Judge,
-    /// What the program cannot repeat of the recording.
+    /// Parts of the recording that the program cannot repeat.
     pub notes: Vec<String>,
 }
 

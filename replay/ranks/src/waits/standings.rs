@@ -9,7 +9,7 @@ use crate::calls::{Ending, Lane, LastSeen};
 use crate::findings::{CallText, Place};
 use crate::jobs::Joined;
 
-/// Where a rank was at the end.
+/// The position of a rank at the end.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Standing {
     /// Rank in the job.

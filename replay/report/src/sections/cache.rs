@@ -25,7 +25,7 @@ const ROWS: usize = 8;
 /// Sizes of one line that keep changing are at least so many.
 const FEW_SIZES: usize = 4;
 
-/// The call sites that give back by habit what is then bought again, most first.
+/// The call sites that free by habit what is then bought again, most first.
 pub fn habits(cache: &CacheBooks) -> Vec<(SiteId, Trims)> {
     let habits = cache.trims.iter().filter(|(_, trims)| trims.times >= HABIT);
     let mut habits: Vec<(SiteId, Trims)> = habits.map(|(site, trims)| (*site, *trims)).collect();

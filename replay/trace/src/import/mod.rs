@@ -34,12 +34,12 @@ const LARGEST_REFUSED: u64 = 1 << 60;
 /// All that a history may ask for together, so that sums can be formed.
 const LARGEST_SUM: u64 = 1 << 62;
 
-/// What the devices of one process were asked.
+/// The requests to the devices of one process.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// By device ordinal; devices without anything are left out.
     pub devices: Vec<OpStream>,
-    /// What the reader could not use, in sentences.
+    /// Parts that the reader could not use, in sentences.
     pub notes: Vec<String>,
 }
 

@@ -16,9 +16,9 @@ use crate::Definitions;
 /// The books of one communicator of a process.
 #[derive(Clone, Debug, Default)]
 pub struct CommBooks {
-    /// What the trace says of it.
+    /// Its facts in the trace.
     pub facts: Communicator,
-    /// Where it was made.
+    /// The place where it was created.
     pub made_at: Option<SiteId>,
     /// Memory of devices.
     pub device: Meter,

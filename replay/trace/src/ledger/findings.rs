@@ -10,7 +10,7 @@ macro_rules! findings {
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Finding { $( $(#[$doc])* $name(u64), )* }
         impl Finding {
-            /// What is wrong, in words.
+            /// The fault, in words.
             #[must_use]
             pub fn text(self) -> &'static str {
                 match self { $( Finding::$name(_) => $text, )* }

@@ -248,7 +248,7 @@ impl Torch {
         self.stats.reset_peaks();
     }
 
-    /// Rounds a request up to what is handed out.
+    /// Rounds a request up to what is allocated.
     pub fn rounded(&self, bytes: u64) -> u64 {
         if bytes < MIN_BLOCK {
             return MIN_BLOCK;
