@@ -131,7 +131,7 @@ fn a_command_that_fails_is_said_with_its_own_words() {
     // Not a byte of it comes to the terminal as it is, and not all of it.
     let said =
         fails("flood", r"echo >> alerts; printf '\033[31m' >&2; yes 'very much' | head -c 3000000 >&2");
-    assert!(said.contains("its command says: ") && said.contains("very much; very much"), "{said}");
+    assert!(said.contains("its command printed: ") && said.contains("very much; very much"), "{said}");
     assert!(said.len() < 2000 && !said.contains('\u{1b}'), "{}", said.len());
 }
 
@@ -170,5 +170,5 @@ fn commands_that_do_not_end_are_not_started_for_ever() {
 fn without_a_command_or_without_a_figure_it_is_said() {
     let ran = record("said", &["held>100MiB", "allocated>1GiB"], "", "take 200 until said 1");
     assert!(ran.said.contains("gputrace: alert held>100MiB: 200.00 MiB on cuda:0, process "), "{}", ran.said);
-    assert!(ran.said.contains("allocated>1GiB: could not be judged"), "{}", ran.said);
+    assert!(ran.said.contains("allocated>1GiB: could not be evaluated"), "{}", ran.said);
 }

@@ -187,7 +187,7 @@ fn a_library_that_sleeps_starts_nothing_and_leaves_no_file() {
     let state = |program: &Churn| state(&folder, &program.pid());
     assert_eq!((state(&program).as_deref(), state(&alone).as_deref()), (Some("dormant"), Some("loaded")));
     let why = refused(&folder, &["attach", &alone.pid()]);
-    assert!(why.contains("its library does not sleep"), "{why}");
+    assert!(why.contains("its library is not dormant"), "{why}");
     program.end();
     alone.end();
     assert_eq!(folder.files("gtr"), Vec::<PathBuf>::new());
@@ -205,7 +205,7 @@ fn attached_and_detached_at_any_moment_the_books_are_complete_and_the_program_is
         std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
         if round == 0 {
             let why = refused(&folder, &["attach", &pid]);
-            assert!(why.contains("is being recorded already"), "{why}");
+            assert!(why.contains("is already being recorded"), "{why}");
         }
         succeeds(&folder, &["detach", "--timeout", "120", &pid]);
         let trace = folder.path().join(format!("round{round}.gtr"));
@@ -303,8 +303,8 @@ fn a_picture_of_who_holds_what_leaves_nothing_running() {
     let before = (program.threads(), program.files());
     let text =
         succeeds(&folder, &["attach", "--snapshot", "--timeout", "120", "-o", "now.gtr", &program.pid()]);
-    assert!(text.contains("What was held") && text.contains("cuda:0"), "{text}");
-    assert!(text.contains("what came and went before is not known"), "{text}");
+    assert!(text.contains("Memory held") && text.contains("cuda:0"), "{text}");
+    assert!(text.contains("earlier allocations and frees are not known"), "{text}");
     assert_eq!((program.threads(), program.files(), children(&program.pid())), (before.0, before.1, 0));
     let why = refused(&folder, &["detach", &program.pid()]);
     assert!(why.contains("is not being recorded"), "{why}");
@@ -340,7 +340,7 @@ fn a_process_that_stands_still_is_asked_and_not_waited_for() {
         |name: &str| assert!(Command::new("kill").args([name, &pid]).status().expect("kill").success());
     signal("-STOP");
     let why = refused(&folder, &["attach", "--timeout", "1", "-o", "stopped.gtr", &pid]);
-    assert!(why.contains("has made no call that we see since"), "{why}");
+    assert!(why.contains("has made no visible call since"), "{why}");
     // The wish is taken back.
     let why = refused(&folder, &["detach", &pid]);
     assert!(why.contains("is not being recorded"), "{why}");
@@ -349,7 +349,7 @@ fn a_process_that_stands_still_is_asked_and_not_waited_for() {
     // Stopped while it is recorded, it is let go once it goes on.
     signal("-STOP");
     let why = refused(&folder, &["detach", "--timeout", "1", &pid]);
-    assert!(why.contains("has made no call that we see since"), "{why}");
+    assert!(why.contains("has made no visible call since"), "{why}");
     signal("-CONT");
     while state(&folder, &pid).as_deref() != Some("dormant") {
         std::thread::yield_now();

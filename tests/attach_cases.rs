@@ -91,7 +91,7 @@ def busy():
 busy()
 until_the_end()
 ",
-        Refused("none of its threads came to a place where it could be borrowed"),
+        Refused("no thread reached a point where gputrace could use it"),
     ),
     (
         "a busy loop that writes now and then",
@@ -300,7 +300,7 @@ fn check(case: &Case) {
             // The second time it is so already.
             let (status, said) = gputrace(&folder, &["attach", "--timeout", "120", "-o", "twice.gtr", &pid]);
             assert_eq!(status, Some(2), "{name}: {said}");
-            assert!(said.contains("is being recorded already"), "{name}: {said}");
+            assert!(said.contains("is already being recorded"), "{name}: {said}");
             let (status, said) = gputrace(&folder, &["detach", "--timeout", "120", &pid]);
             assert_eq!(status, Some(0), "{name}: {said}");
             let trace = Trace::open(folder.path().join("case.gtr")).expect("a trace");

@@ -231,5 +231,5 @@ fn a_process_whose_memory_never_answers_keeps_no_command_from_ending() {
     let row = said.lines().find(|line| line.split_whitespace().next() == Some(&pid));
     assert!(*code == Some(0) && row.is_some_and(|row| row.contains("unanswered")), "{said}");
     let (code, said) = &answers[1];
-    assert!(*code == Some(2) && said.contains("do not answer"), "{said}");
+    assert!(*code == Some(2) && said.contains("do not respond"), "{said}");
 }

@@ -391,8 +391,8 @@ fn the_drivers_figure_is_found_by_another_number_or_not_at_all() {
                 .shell(&["env"], &format!("$P/bin/gputrace report --all {}", place.traces()[0].display())));
         let told = text(&report.stdout);
         let expected = match way {
-            "only process" => "the only one on a device where this one had memory",
-            "by its changes" => "the one that changed as what this one was handed out did",
+            "only process" => "the only one on a device where this process had memory",
+            "by its changes" => "the one whose memory changed as allocations of this process did",
             _ => "The driver's own figures",
         };
         assert!(told.contains(expected), "{way}: {told}");

@@ -193,7 +193,7 @@ fn small_blocks_have_no_stacks_where_that_was_asked_for() {
     assert!(sizes.contains(&0) && sizes.contains(&5) && sizes.contains(&100), "of both kinds: {blocks:?}");
     let report = gputrace().arg("report").arg(&trace).output().expect("gputrace runs");
     let said = String::from_utf8_lossy(&report.stdout);
-    let note = "PyTorch's blocks of less than 5242880 bytes were recorded without stacks (--min-size)";
+    let note = "PyTorch blocks of less than 5242880 bytes were recorded without stacks (--min-size)";
     assert!(said.contains(note), "{said}");
 }
 

@@ -155,7 +155,7 @@ def tune_says_what_was_recorded(desk):
     return f"{row}; {other.line('PyTorch')}"
 
 
-@point("high 4", "`ok: everything was given back`, status 0")
+@point("high 4", "`ok: everything was freed`, status 0")
 def no_gate_passes_on_what_cannot_be_read(desk):
     desk.sh("head -c -100 $GOLDEN/empty-cache-loop.gtr > cut.gtr")
     gates = ["leaks --error-on-leak", "diff --fail-on-increase 5% $GOLDEN/empty-cache-loop.gtr", "ranks --error-on-inconsistent", "doctor"]

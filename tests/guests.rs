@@ -181,7 +181,7 @@ fn processes_know_who_started_them() {
     let said = summary.arg("summary").arg(folder.path()).output().expect("gputrace runs");
     let said = String::from_utf8(said.stdout).expect("text");
     let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines[0], "Processes, and who started them");
+    assert_eq!(lines[0], "Processes and their parents");
     assert!(lines[1].starts_with("  /bin/sh -c "), "{said}");
     let below =
         |end| lines[2..].iter().any(|line| line.starts_with(&format!("    {} {end} (pid ", app.display())));
@@ -443,7 +443,7 @@ fn a_killed_recorder_is_noticed_and_its_ring_is_recovered() {
     });
     let said = String::from_utf8_lossy(&run.stderr).into_owned();
     assert!(run.status.success() && run.stdout == b"recorder found\n", "{run:?}");
-    let ring = said.split("since then are in ").nth(1).and_then(|rest| rest.split(": `gputrace").next());
+    let ring = said.split("later events are in ").nth(1).and_then(|rest| rest.split(": `gputrace").next());
     let ring = ring.unwrap_or_else(|| panic!("names the ring and the remedy: {said}"));
     let written =
         fs::read_dir(folder.path()).expect("the folder").map(|entry| entry.expect("an entry").path());

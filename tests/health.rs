@@ -162,7 +162,7 @@ fn a_fault_of_the_gpu_is_the_verdict_of_a_process_that_dies() {
         let text = said(&[verb], &trace);
         assert!(text.contains("XID 79 (GPU has fallen off the bus) at "), "{verb}: {text}");
     }
-    assert!(said(&["report"], &trace).contains("the process was ended by signal 9"));
+    assert!(said(&["report"], &trace).contains("the process was killed by signal 9"));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn a_suspended_process_is_said_to_be_and_since_when() {
     running.until(is_running);
     // By another process, as `cuda-checkpoint` does: the driver lists no memory of it any more.
     assert_eq!(other.ask(&format!("checkpoint {pid}")), "0 0");
-    running.until(is_suspended("suspended by a CUDA checkpoint: it holds no memory on a GPU, since "));
+    running.until(is_suspended("suspended by a CUDA checkpoint: it holds no GPU memory, since "));
     assert_eq!(other.ask(&format!("restore {pid}")), "0 0");
     running.until(is_running);
     // By itself: its own calls say so at once.

@@ -306,9 +306,9 @@ fn why_there_is_no_recorder_is_said_as_it_is() {
         (
             "absent",
             None,
-            "gputrace: the program `gputrace` was found neither beside libgputrace.so nor on PATH (GPUTRACE_RECORDER names it)",
+            "gputrace: the program `gputrace` was found neither beside libgputrace.so nor on PATH (set GPUTRACE_RECORDER to its path)",
         ),
-        ("may_not", Some(0o644), &format!("{found} may not be executed")),
+        ("may_not", Some(0o644), &format!("{found} is not executable")),
         ("is_none", Some(0o755), &format!("{found} could not be executed (error 8)")),
     ];
     for (name, mode, why) in cases {

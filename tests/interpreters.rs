@@ -44,7 +44,7 @@ fn check(python: &Path, folder: &Folder) {
             assert_eq!(serde_json::Value::Object(told_python), said["said"], "{}", python.display());
             return;
         }
-        _ => "this is no CPython from 3.9 to 3.15",
+        _ => "this is not CPython 3.9 to 3.15",
     };
     assert_eq!(told.len(), said["said"].as_object().expect("an object").len());
     assert!(told.iter().all(|(_, python, n_native)| python.is_empty() && *n_native > 5), "{told:?}");

@@ -245,7 +245,7 @@ fn what_is_left_is_whole_since_it_says_and_holds_what_the_whole_recording_holds(
             let shown = gputrace([verb]).arg(trace).output().expect("gputrace runs");
             let text = String::from_utf8_lossy(&shown.stdout).into_owned();
             assert!(
-                text.contains("every event since"),
+                text.contains("all events since"),
                 "{verb}: {text}{}",
                 String::from_utf8_lossy(&shown.stderr)
             );
@@ -255,7 +255,7 @@ fn what_is_left_is_whole_since_it_says_and_holds_what_the_whole_recording_holds(
             let (text, said) =
                 (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
             assert!(
-                text.contains("every event is there since") || said.contains("every event is there since"),
+                text.contains("complete since") || said.contains("complete since"),
                 "{verb}: {text}{said}"
             );
         }

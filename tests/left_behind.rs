@@ -104,7 +104,7 @@ echo "status $?"
     let listed = read(&folder, "ps.txt");
     let has = |text: &str, n: usize| assert_eq!(listed.matches(text).count(), n, "{text}: {listed}");
     has("has ended; `gputrace recover /dev/shm/gputrace.", 2);
-    has("still runs; `gputrace recover /dev/shm/gputrace.", 1);
+    has("is still running; `gputrace recover /dev/shm/gputrace.", 1);
     has("(python", 1);
     has("ended before anything was recorded", 1);
     has("/dev/shm/gputrace.4194002.1.log", 1);
@@ -136,7 +136,7 @@ echo "status $?"
     let left = lines.next().expect("the ring of the process that runs");
     assert!(left.starts_with("gputrace.") && left.ends_with(".ring"), "{shown}");
     let none =
-        if has_others { "rings of other users: 1, left as they are" } else { "no ring of yours was left" };
+        if has_others { "rings of other users: 1, left unchanged" } else { "no ring of yours is left" };
     assert_eq!(lines.next(), Some("status 2"), "{shown}");
     assert!(lines.next().is_some_and(|line| line.starts_with(none)), "{shown}");
     assert_eq!((lines.next(), lines.next()), (Some("status 0"), None), "{shown}");
@@ -162,7 +162,7 @@ printf 'alloc 5000000\nquit\n' | $GPUTRACE record -q -o b.gtr -- python3 "${HELD
     }
     let said = read(&folder, "said");
     assert_eq!(
-        said.matches("rings of 3 processes that have ended take 5 MiB of it: `gputrace recover`").count(),
+        said.matches("rings of 3 processes that have ended use 5 MiB of it: `gputrace recover`").count(),
         1,
         "{said}"
     );

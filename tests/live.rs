@@ -307,7 +307,7 @@ fn an_instance_that_nvml_does_not_find_is_said_to_have_no_figures() {
     folder.traces(1);
     let trace = folder.files("gtr")[0].display().to_string();
     let report = gputrace(&["report", &trace], &state);
-    let said = format!("are not known: NVML does not tell of {}", instance(0));
+    let said = format!("are not known: NVML does not know {}", instance(0));
     assert!(report.contains(&said), "{report}");
 }
 
@@ -331,7 +331,7 @@ fn a_client_of_mps_is_told_apart_from_its_server_and_knows_its_limit() {
     let report = gputrace(&["report", &trace], &state);
     let said = format!("its server (process {}) holds 64.00 MiB for all clients", server.pid());
     assert!(report.contains("the process runs under MPS") && report.contains(&said), "{report}");
-    assert!(report.contains("under MPS the process may have 1.00 GiB"), "{report}");
+    assert!(report.contains("under MPS the process may use 1.00 GiB"), "{report}");
     let budget = gputrace(&["budget", "--json", &trace], &state);
     let budget: Value = serde_json::from_str(&budget).expect("JSON");
     let device = &budget["processes"][0]["devices"][0];
@@ -570,7 +570,7 @@ fn what_is_refused_is_said_and_is_an_error() {
     let output = pushing.join().expect("it ends");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
-    assert!(said.contains("refused what was pushed (403): no!"), "{said}");
+    assert!(said.contains("refused the push (403): no!"), "{said}");
 }
 
 #[test]

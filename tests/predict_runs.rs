@@ -73,7 +73,7 @@ fn a_program_that_fails_for_another_reason_ends_the_search() {
     let output = predict(&folder, &["batch=4", "batch=8", "--fit", "batch"], &["fail"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("batch=4 failed, and not for want of memory: exit status: 3"), "{said}");
+    assert!(said.contains("batch=4 failed, but not for lack of memory: exit status: 3"), "{said}");
     assert!(said.contains("it said: done\n"), "{said}");
 }
 
@@ -83,5 +83,5 @@ fn a_start_that_is_too_large_is_told() {
     let output = predict(&folder, &["batch=400", "batch=800", "--fit", "batch"], &[]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("batch=400 ran out of memory: begin with smaller values"), "{said}");
+    assert!(said.contains("batch=400 ran out of memory: start with smaller values"), "{said}");
 }

@@ -70,9 +70,9 @@ fn a_run_without_a_trace_says_why() {
     };
     let begins = |line: String, with: &str| assert!(line.starts_with(with), "{line}");
     let nothing =
-        "gputrace: nothing was recorded: neither true nor a program that it started made a CUDA context";
+        "gputrace: nothing was recorded: neither true nor any program that it started created a CUDA context";
     begins(said(&["--", "true"], &[]), nothing);
-    let off = "gputrace: nothing was recorded: GPUTRACE=0 switches the library off";
+    let off = "gputrace: nothing was recorded: GPUTRACE=0 disables the library";
     begins(said(&["--", "fake-cuda", "demo"], &[("GPUTRACE", "0")]), off);
     let unset = "gputrace: nothing was recorded: the output pattern \"%q{NOPE}.gtr\" cannot be used: the variable NOPE is not set";
     begins(said(&["-o", "%q{NOPE}.gtr", "--", "fake-cuda", "demo"], &[]), unset);
@@ -103,7 +103,7 @@ fn a_name_that_is_taken_when_it_is_known_is_numbered_and_said() {
     let output = record(&folder, &["-o", "%e.gtr", "--", "sh", "-c", set_back], &[]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let line = |n: usize| said.lines().rev().nth(n).unwrap_or_default().to_owned();
-    let taken = "gputrace: demo.gtr was there before this run and is as it was; this run is in demo.";
+    let taken = "gputrace: demo.gtr existed before this run and is unchanged; this run is in demo.";
     assert!(line(1).starts_with(taken), "{said}");
     assert!(line(0).contains("next: gputrace report demo."), "{said}");
     assert_eq!(std::fs::read(folder.path().join("demo.gtr")).expect("there"), b"an earlier run");
@@ -173,7 +173,7 @@ fn a_misspelt_variable_is_said_before_the_program_starts() {
     let variables = [("GPUTRACE_STACK", "all"), ("GPUTRACE_RING_BYTES", "64M")];
     let output = record(&folder, &["-q", "--", "sh", "-c", "echo started >&2"], &variables);
     let said = "\
-gputrace: GPUTRACE_RING_BYTES=64M is not a number in digits alone, and is not heeded
+gputrace: GPUTRACE_RING_BYTES=64M is not a number in digits, and is ignored
 gputrace: GPUTRACE_STACK is not a variable of gputrace; did you mean GPUTRACE_STACKS?
 started
 ";

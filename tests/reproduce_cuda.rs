@@ -116,5 +116,5 @@ fn what_no_program_can_repeat_is_said() {
     let output = reproduce(&trace, &to, &[]);
     assert!(!output.status.success() && !to.exists());
     let said = text(&output.stderr);
-    assert!(said.contains("host memory was refused; the trace does not say"), "{said}");
+    assert!(said.contains("host memory was refused; the trace does not show"), "{said}");
 }

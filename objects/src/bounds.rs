@@ -93,7 +93,7 @@ struct TooLong;
 
 impl fmt::Display for TooLong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the server's answer is longer than {MOST_ANSWER} bytes, more than any of use")
+        write!(f, "the server's answer is longer than {MOST_ANSWER} bytes, more than any valid answer")
     }
 }
 

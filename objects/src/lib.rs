@@ -62,7 +62,7 @@ impl Place {
         let url = Url::parse(&given).map_err(|error| wrong(error.to_string()))?;
         let is_web = matches!(url.scheme(), "http" | "https");
         if !is_web && (url.query().is_some() || url.fragment().is_some()) {
-            return Err(wrong("a ? or # of a key is written %3F and %23".to_owned()));
+            return Err(wrong("write ? and # in a key as %3F and %23".to_owned()));
         }
         // The first to come decides for the process: another has done what is done here.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -129,7 +129,7 @@ impl Place {
                 let store = store.with_retry(retry).with_client_options(options(is_plain));
                 place(store.build().map_err(failed)?, &given, &key)
             }
-            _ => return Err(wrong("no storage of a kind that is known".to_owned())),
+            _ => return Err(wrong("an unknown kind of storage".to_owned())),
         })
     }
 
@@ -164,7 +164,7 @@ impl Place {
             token = page.page_token;
         }
         let why = format!(
-            "the store lists without end ({} objects up to now): name a folder with fewer, or the objects themselves",
+            "the store's listing does not end ({} objects so far): name a smaller folder, or the objects themselves",
             keys.len()
         );
         Err(Error::Store { url: self.url.clone(), why })
@@ -222,7 +222,7 @@ fn store_error(url: &str, error: object_store::Error) -> Error {
     let all = error.to_string();
     let last = said.last().cloned().unwrap_or_else(|| all.clone());
     if let object_store::Error::NotFound { .. } = error {
-        let why = in_tag(&last, "Message").unwrap_or_else(|| "there is no such object".to_owned());
+        let why = in_tag(&last, "Message").unwrap_or_else(|| "the object does not exist".to_owned());
         return Error::NotFound { url: url.to_owned(), why };
     }
     let asks_the_machine =
@@ -235,7 +235,7 @@ fn store_error(url: &str, error: object_store::Error) -> Error {
     let why = if asks_the_machine.iter().any(|it| all.contains(it)) {
         format!("no credentials: {}", remedy(url))
     } else if is_denied {
-        format!("the store refuses ({what}): {}", remedy(url))
+        format!("the store refuses the request ({what}): {}", remedy(url))
     } else {
         what
     };
@@ -266,16 +266,16 @@ fn remedy(url: &str) -> &'static str {
         Some("az") => {
             "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY (or AZURE_STORAGE_SAS_KEY)"
         }
-        _ => "the server wants something that a URL does not hold",
+        _ => "the server requires something that a URL cannot contain",
     }
 }
 
 fn link_error(url: &str, error: &reqwest::Error) -> Error {
     match error.status() {
         Some(reqwest::StatusCode::NOT_FOUND) => {
-            Error::NotFound { url: url.to_owned(), why: "there is no such object".to_owned() }
+            Error::NotFound { url: url.to_owned(), why: "the object does not exist".to_owned() }
         }
-        Some(status) => Error::Store { url: url.to_owned(), why: format!("the server says {status}") },
+        Some(status) => Error::Store { url: url.to_owned(), why: format!("the server reports {status}") },
         None => Error::Store { url: url.to_owned(), why: error.to_string() },
     }
 }
@@ -309,8 +309,10 @@ pub fn fetch(name: &Path, to: &mut File) -> Result<(), Error> {
         if place.is_ranged {
             let found = place.store.head(&place.key).await.map_err(|error| place.failed(error))?;
             if found.size > LARGEST {
-                let why =
-                    format!("the store says that it has {} bytes, more than any object can have", found.size);
+                let why = format!(
+                    "the store reports a size of {} bytes, more than any object can have",
+                    found.size
+                );
                 return Err(Error::Store { url: place.url.clone(), why });
             }
             // No range is in an empty one.
@@ -338,14 +340,13 @@ async fn ranges(place: &Place, to: &File, size: u64, e_tag: Option<String>) -> R
         async move {
             let bytes = async { place.store.get_opts(&place.key, options).await?.bytes().await };
             let bytes = bytes.await.map_err(|error| match error {
-                object_store::Error::Precondition { .. } => Error::Store {
-                    url: place.url.clone(),
-                    why: "it was replaced while it was read".to_owned(),
-                },
+                object_store::Error::Precondition { .. } => {
+                    Error::Store { url: place.url.clone(), why: "it was replaced during the read".to_owned() }
+                }
                 error => place.failed(error),
             })?;
             if bytes.len() as u64 != end - start {
-                let why = format!("{} bytes were asked for, and the store sent {}", end - start, bytes.len());
+                let why = format!("{} bytes were requested, and the store sent {}", end - start, bytes.len());
                 return Err(Error::Store { url: place.url.clone(), why });
             }
             Ok((start, bytes))
@@ -394,7 +395,7 @@ pub fn size(name: &Path) -> Result<Option<u64>, Error> {
     wait(&place.url, place.size())
 }
 
-/// Writes a file as an object, in one piece: whoever reads meanwhile sees what was there before, or all of it.
+/// Writes a file as an object, in one piece: anyone who reads meanwhile sees what was there before, or all of it.
 ///
 /// # Errors
 /// The store refuses or is not reached, or the file cannot be read.

@@ -29,7 +29,7 @@ pub use store::{PART_BYTES, State, Unusable, Upload, fetch, list, put, size};
 pub enum Error {
     /// The program was built without the stores' clients.
     #[error(
-        "{url}: this build has no object storage: the wheel and the tarball of a release have it, and so has `cargo build --release -p gputrace --features objects`"
+        "{url}: this build has no object storage. Use the wheel or tarball of a release, or build with `cargo build --release -p gputrace --features objects`"
     )]
     NoStores {
         /// As it was given.

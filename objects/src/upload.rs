@@ -93,7 +93,7 @@ enum Keeps {
 }
 
 impl Upload {
-    /// Begins to send a file, or goes on where it was begun.
+    /// Begins to send a file, or continues where it was begun.
     ///
     /// # Errors
     /// The URL is none, the file cannot be read, or is on its way to another place.
@@ -105,7 +105,7 @@ impl Upload {
         };
         if let Some(state) = state.as_ref().filter(|state| state.url != upload.place.url) {
             let why = format!(
-                "{} is on its way to {}: send it there, or remove {}",
+                "{} is already being sent to {}: send it there, or remove {}",
                 path.display(),
                 state.url,
                 State::path(path).display()

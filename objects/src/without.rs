@@ -8,7 +8,7 @@ use crate::{Error, no_stores};
 /// As in a build that sends parts.
 pub const PART_BYTES: u64 = 8 << 20;
 
-/// What was sent of a file: nothing.
+/// The parts of a file that were sent: nothing.
 pub enum State {}
 
 impl State {

@@ -85,7 +85,7 @@ def test_keeps():
 """)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([
-        "gputrace: 2.00 MiB allocated by this test were not given back, the limit is 1.00 MiB (limit_gpu_leaks)",
+        "gputrace: 2.00 MiB allocated by this test were not freed, the limit is 1.00 MiB (limit_gpu_leaks)",
         "*2.00 MiB  on cuda:0, *",
     ])
 

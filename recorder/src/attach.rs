@@ -30,10 +30,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// There is no such process.
-    #[error("process {0} does not exist (any more)")]
+    #[error("process {0} does not exist")]
     Gone(u32),
     /// The kernel does not let us look.
-    #[error("the descriptors of process {pid} may not be read: {why}")]
+    #[error("cannot read the descriptors of process {pid}: {why}")]
     Hidden {
         /// The process.
         pid: u32,
@@ -44,7 +44,7 @@ pub enum Refusal {
     #[error("{0}")]
     NotAsleep(String),
     /// The library is not there, and cannot be brought there.
-    #[error("process {pid} was started without libgputrace.so, and cannot be given it now: {why}")]
+    #[error("process {pid} was started without libgputrace.so, which cannot be loaded now: {why}")]
     NotLate {
         /// The process.
         pid: u32,
@@ -53,19 +53,17 @@ pub enum Refusal {
     },
     /// The library is not there, and was not asked to come.
     #[error(
-        "process {0} has not loaded libgputrace.so: start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant to be able to attach later"
+        "process {0} has not loaded libgputrace.so: to attach later, start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant"
     )]
     NotLoaded(u32),
     /// Another attacher holds the page.
-    #[error(
-        "another gputrace is attaching to process {0}, or detaching, just now: try again when it is done"
-    )]
+    #[error("another gputrace is attaching to or detaching from process {0}: try again when it is done")]
     Busy(u32),
     /// It is awake, or asleep, already.
     #[error("{0}")]
     Already(String),
     /// It answered that it cannot.
-    #[error("process {pid} could not begin a recording: {why}")]
+    #[error("process {pid} could not start a recording: {why}")]
     Refused {
         /// The process.
         pid: u32,
@@ -100,7 +98,7 @@ pub struct Page {
     file: File,
 }
 
-/// What became of a wish.
+/// The fate of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answered {
     /// It was done.
@@ -191,7 +189,7 @@ impl Page {
         self.word(offset_of!(Control, is_late)).is_ok_and(|it| it == 1)
     }
 
-    /// Whether the library came into the process late, and no call of the program's leads to it: then nobody hears a wish.
+    /// Whether the library came into the process late, and no call of the program's leads to it: then nobody hears a request.
     #[must_use]
     pub fn is_unheard(&self) -> bool {
         self.is_late() && self.word(offset_of!(Control, words)).is_ok_and(|it| it == 0)
@@ -265,7 +263,7 @@ impl Page {
         self.lock()?;
         if self.stands() == Stands::Awake {
             let pid = self.pid;
-            let text = format!("process {pid} is being recorded already: `gputrace detach {pid}` ends that");
+            let text = format!("process {pid} is already being recorded: `gputrace detach {pid}` ends that");
             return Err(Refusal::Already(text));
         }
         let ring = room::for_session(self.pid).map_err(|why| Refusal::NoRoom { pid: self.pid, why })?;
@@ -402,11 +400,11 @@ pub(crate) fn why_hidden(pid: u32) -> String {
     let real = field(pid, "Uid:").and_then(|line| line.split_whitespace().next()?.parse::<u32>().ok());
     match (uid, real) {
         (Some(0), Some(real)) if real == ours && ours != 0 => {
-            "it is not dumpable (it changed its user, has rights of its own, or called prctl(PR_SET_DUMPABLE)): root may".to_owned()
+            "it is not dumpable (it changed its user, has extra privileges, or called prctl(PR_SET_DUMPABLE)): root can attach".to_owned()
         }
         (_, Some(real)) if real != ours => format!("it belongs to user {real}: attach as that user, or as root"),
         _ if is_in_other_namespace(pid) => {
-            "it is in another user namespace (a container without root): attach from inside".to_owned()
+            "it is in another user namespace (a rootless container): attach from inside it".to_owned()
         }
         _ if capabilities(pid) & !capabilities(std::process::id()) != 0 => {
             "it has capabilities that this shell lacks: attach as root, or from inside its container".to_owned()
@@ -441,7 +439,7 @@ fn reason(pid: u32, maps: &str) -> Reason {
         // What loads libraries at a start, and what calls it by its name.
         if !maps.contains("/ld-") && !maps.contains("/libc.so") && !maps.contains("/libc-") {
             return because(
-                "it is linked statically, and loads no library at its start",
+                "it is statically linked, and loads no library at its start",
                 "link it to the shared C library",
             );
         }
@@ -451,34 +449,34 @@ fn reason(pid: u32, maps: &str) -> Reason {
         let preload = variable(b"LD_PRELOAD=").unwrap_or_default();
         if String::from_utf8_lossy(preload).contains("libgputrace") {
             return because(
-                "LD_PRELOAD names libgputrace.so, and it was not loaded",
-                "the path must exist where the process runs (in its container), for its processor, and the program must have no rights that its user lacks (setuid, file capabilities)",
+                "LD_PRELOAD names libgputrace.so, but it was not loaded",
+                "the path must exist where the process runs (in its container), for its processor, and the program must not have more rights than its user (setuid, file capabilities)",
             );
         }
         return because(
             "it has not loaded libgputrace.so",
-            "start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant to be able to attach later",
+            "to attach later, start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant",
         );
     }
     if variable(b"GPUTRACE=") != Some(b"dormant") {
         let is_recorded = maps.lines().any(is_ring);
         let how =
-            if is_recorded { "it is being recorded since its start" } else { "its library does not sleep" };
-        return because(how, "only a process with GPUTRACE=dormant can be attached to");
+            if is_recorded { "it has been recorded since its start" } else { "its library is not dormant" };
+        return because(how, "only a process started with GPUTRACE=dormant can be attached to");
     }
     if maps.contains(&*control::NAME.to_string_lossy()) {
         return because(
-            "it has closed the descriptor of its control page (it closes all that it does not know)",
-            "it cannot be reached any more: keep it from closing number 900 and above",
+            "it closed the descriptor of its control page (it closes all descriptors that it does not know)",
+            "it can no longer be reached: keep it from closing descriptors from 900 on",
         );
     }
     if field(pid, "Seccomp:").is_some_and(|mode| mode != "0") {
         return because(
-            "it is under a seccomp filter, where the library steps aside",
-            "start it without one, or record it from its start",
+            "it is under a seccomp filter, where the library disables itself",
+            "start it without the filter, or record it from its start",
         );
     }
-    because("it has no memory of a GPU yet", "it can be attached to once it has")
+    because("it has no GPU memory yet", "attach once it has")
 }
 
 /// A line of `/proc/PID/maps` for a ring.
@@ -544,7 +542,7 @@ pub fn processes() -> Listing {
             Look::NotAllowed if holders.contains_key(&pid) => {
                 let mut seen = Seen::of(pid);
                 (seen.state, seen.used) = ("hidden", used);
-                seen.why = Some("its memory and descriptors may not be looked at".to_owned());
+                seen.why = Some("its memory and descriptors cannot be read".to_owned());
                 seen.remedy = why_hidden(pid);
                 listing.processes.push(seen);
             }
@@ -552,16 +550,16 @@ pub fn processes() -> Listing {
             Look::Unanswered => {
                 let mut seen = Seen::bare(pid);
                 (seen.state, seen.used) = ("unanswered", used);
-                seen.why = Some("looking at its memory and descriptors takes too long".to_owned());
-                "look again; if it stays so, the process or a file system under it hangs"
+                seen.why = Some("reading its memory and descriptors takes too long".to_owned());
+                "try again; if it stays so, the process or its file system hangs"
                     .clone_into(&mut seen.remedy);
                 listing.processes.push(seen);
             }
             Look::Gone if holders.contains_key(&pid) => {
                 let mut seen = Seen::of(pid);
                 (seen.state, seen.used) = ("elsewhere", used);
-                seen.why = Some("it has memory on a GPU, and is in another PID namespace".to_owned());
-                "ask on the host, or in its container".clone_into(&mut seen.remedy);
+                seen.why = Some("it has GPU memory, and is in another PID namespace".to_owned());
+                "run this on the host, or in its container".clone_into(&mut seen.remedy);
                 listing.processes.push(seen);
             }
             Look::Gone | Look::NoGpu => {}
@@ -692,26 +690,26 @@ fn looked_at(pid: u32) -> Look {
             }
             Stands::Changing => {
                 seen.state = "changing";
-                seen.why = Some("a recording of it begins or ends just now".to_owned());
-                "look again".clone_into(&mut seen.remedy);
+                seen.why = Some("a recording of it is starting or ending".to_owned());
+                "try again".clone_into(&mut seen.remedy);
             }
         },
         Err(Refusal::NotAsleep(_)) if maps.lines().any(is_ring) => {
             seen.state = "recorded";
-            seen.why = Some("it is being recorded since its start".to_owned());
+            seen.why = Some("it has been recorded since its start".to_owned());
             "gputrace top shows it".clone_into(&mut seen.remedy);
         }
         Err(Refusal::NotLoaded(_)) => match late::possible(pid) {
             Ok(()) => {
                 (seen.state, seen.can_attach) = ("late", true);
-                seen.remedy = format!("gputrace attach {pid} brings the library in");
+                seen.remedy = format!("gputrace attach {pid} loads the library");
             }
             Err(cannot) => {
                 let Reason { why, remedy } = reason(pid, &maps);
                 let cannot = if let Refusal::NotLate { why, .. } = cannot { why } else { cannot.to_string() };
                 seen.state = "not loaded";
                 (seen.why, seen.remedy) =
-                    (Some(format!("{why}, and cannot be given it now: {cannot}")), remedy);
+                    (Some(format!("{why}, and the library cannot be loaded now: {cannot}")), remedy);
             }
         },
         Err(Refusal::NotAsleep(_)) => {
@@ -722,7 +720,7 @@ fn looked_at(pid: u32) -> Look {
         Err(Refusal::Gone(_)) => return Look::Gone,
         Err(_) => {
             seen.state = "hidden";
-            seen.why = Some("its descriptors may not be looked at".to_owned());
+            seen.why = Some("its descriptors cannot be read".to_owned());
             seen.remedy = why_hidden(pid);
         }
     }

@@ -14,12 +14,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// Records the ring that `arguments` (those after the verb) name, until its process is gone. `on_oom` answers requests
-/// that fail for want of memory, unless the user wants to hear nothing of them.
+/// that fail for lack of memory, unless the user wants to hear nothing of them.
 #[must_use]
 pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer) -> ExitCode {
     let Some((ring, inherited)) = orders_of(arguments) else {
         say(
-            "the recorder is started by libgputrace.so as `gputrace recorder --ring PATH`; use `gputrace record -- PROGRAM`",
+            "libgputrace.so starts the recorder as `gputrace recorder --ring PATH`; use `gputrace record -- PROGRAM`",
         );
         return ExitCode::from(2);
     };

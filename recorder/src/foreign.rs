@@ -59,10 +59,10 @@ pub(crate) fn remedy() -> &'static str {
     let scope = text_of_proc("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     match scope.trim() {
         "1" => {
-            "only root, or the parent of the process, may (kernel.yama.ptrace_scope=1): run this as root, or set it to 0"
+            "only root or the parent of the process may do this (kernel.yama.ptrace_scope=1): run this as root, or set it to 0"
         }
-        "2" => "only root may (kernel.yama.ptrace_scope=2): run this as root",
-        "3" => "nobody may on this machine (kernel.yama.ptrace_scope=3)",
-        _ => "only its own user and root may, and only where it is dumpable",
+        "2" => "only root may do this (kernel.yama.ptrace_scope=2): run this as root",
+        "3" => "not allowed on this machine (kernel.yama.ptrace_scope=3)",
+        _ => "only its own user and root may do this, and only if it is dumpable",
     }
 }

@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
-/// A recorder's end of a ring, made anew for each history.
+/// A recorder's end of a ring, created again for each history.
 pub struct Ring {
     drain: Drain,
     translator: Translator,

@@ -25,7 +25,7 @@ pub struct Gpu {
     pub free: u64,
     /// Bytes that firmware and driver keep for themselves.
     pub reserved: u64,
-    /// Who has memory there; `None` where NVML does not say.
+    /// Processes with memory there; `None` where NVML does not say.
     pub holders: Option<Vec<Holder>>,
 }
 

@@ -69,7 +69,7 @@ pub(crate) fn shortfall(map: Map) -> Option<String> {
     let is_short = given.saturating_add(2 * CHUNK_BYTES as u64) < asked;
     is_short.then(|| {
         format!(
-            "ring.bytes={given} of {asked}: a ring takes at most a quarter of the memory that is free, 64 GiB, or what `ulimit -f` allows"
+            "ring.bytes={given} of {asked}: a ring takes at most a quarter of free memory, 64 GiB, or what `ulimit -f` allows"
         )
     })
 }

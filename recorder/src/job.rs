@@ -42,7 +42,7 @@ pub struct Job {
     began: Moment,
 }
 
-/// What a recorder said.
+/// A message of a recorder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Told {
     /// It records.

@@ -98,7 +98,7 @@ pub fn sleep(page: &Page, _: u32, _: &Path, patience: Duration) -> Result<Answer
     page.sleep(patience)
 }
 
-/// How often a thread of another process stood still because of this one, so that the library could be brought in, and for how many
+/// How often a thread of another process stood still because of this one, so the library could be brought in, and for how many
 /// microseconds at most.
 #[must_use]
 pub fn stood_still() -> (u32, u32) {
@@ -136,8 +136,7 @@ fn bring(pid: u32, _: &Path, _: Duration) -> Result<Page, Refusal> {
 #[cfg(not(target_arch = "x86_64"))]
 fn not_on_this_processor(pid: u32) -> Refusal {
     let why = format!(
-        "libgputrace.so can be loaded into a running process on x86-64 only, not on {}; start the process with LD_PRELOAD=libgputrace.so \
-         and GPUTRACE=dormant to attach to it later",
+        "libgputrace.so can be loaded into a running process only on x86-64, not on {}; to attach later, start the process with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant",
         std::env::consts::ARCH
     );
     Refusal::NotLate { pid, why }
@@ -159,7 +158,7 @@ fn bring(pid: u32, library: &Path, patience: Duration) -> Result<Page, Refusal> 
         match begun.said() {
             Said::Answer(answer) => return Err(no(&in_words(answer))),
             Said::Failed(why) => {
-                return Err(no(&format!("its loader refused the library: {why}{}", remedy(&why))));
+                return Err(no(&format!("its loader rejected the library: {why}{}", remedy(&why))));
             }
             Said::NotYet => {}
         }
@@ -174,7 +173,7 @@ fn bring(pid: u32, library: &Path, patience: Duration) -> Result<Page, Refusal> 
         }
         if Instant::now() >= until {
             begun.cancel();
-            return Err(no("its loader was busy for too long (it is loading a library?): try again"));
+            return Err(no("its loader was busy for too long (is it loading a library?): try again"));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -193,7 +192,7 @@ fn finds_recorder(pid: u32) -> Result<(), Refusal> {
     }
     let own = own.display();
     let why = format!(
-        "in its container there is no {own}, which is to write the trace: attach from inside of it, with gputrace installed there"
+        "its container has no {own}, which must write the trace: attach from inside it, with gputrace installed there"
     );
     Err(Refusal::NotLate { pid, why })
 }
@@ -219,12 +218,12 @@ fn alone(pid: u32) -> Result<std::fs::File, Refusal> {
 fn in_words(answer: u64) -> String {
     use gputrace_ring::late;
     match answer {
-        late::PRELOADED => "the library is there already, and does not sleep".to_owned(),
+        late::PRELOADED => "the library is already loaded, and not dormant".to_owned(),
         late::NO_DRIVER => "it has unloaded the CUDA driver".to_owned(),
-        late::REFUSED => "the library stepped aside in it: GPUTRACE=off is set there, it has rights that its user does not have, or there is no memory".to_owned(),
-        late::NO_WORDS => "no word in the data of its libraries leads to the driver: it has not called it yet, or keeps its addresses elsewhere (a heap, code made while it runs)".to_owned(),
-        late::UNUSED => "nobody asked in time".to_owned(),
-        late::DONE | late::AWAKE => "a recording was begun by somebody else".to_owned(),
+        late::REFUSED => "the library disabled itself in it: GPUTRACE=off is set there, it has more rights than its user, or there is no memory".to_owned(),
+        late::NO_WORDS => "no pointer in the data of its libraries leads to the driver: it has not called it yet, or keeps the addresses elsewhere (heap, generated code)".to_owned(),
+        late::UNUSED => "the request timed out".to_owned(),
+        late::DONE | late::AWAKE => "another process started a recording".to_owned(),
         other => format!("the library answered {other}"),
     }
 }

@@ -21,7 +21,7 @@ const HALF_MADE: Duration = Duration::from_secs(600);
 /// Most bytes that are read of a log.
 const MOST_LOG: u64 = 64 << 10;
 
-/// What was left behind on this machine.
+/// Rings and messages that are left on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     /// Rings of this user's, in the order of their names.
@@ -45,11 +45,11 @@ pub struct Ring {
     pub age: Duration,
     /// Bytes of memory that it takes.
     pub bytes: u64,
-    /// What became of its process.
+    /// The fate of its process.
     pub process: Fate,
 }
 
-/// What became of the process of a ring.
+/// The fate of the process of a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It has ended: `gputrace recover` makes a trace.
@@ -150,7 +150,7 @@ impl Log {
         Ok(text.lines().map(|line| printable(line).into_owned()).collect::<Vec<_>>().join("\n"))
     }
 
-    /// Whether the process runs that its recorder belonged to, so that more may follow. In doubt it does.
+    /// Whether the process runs that its recorder belonged to, so more may follow. In doubt it does.
     #[must_use]
     pub fn may_grow(&self) -> bool {
         !process::proc_is_ours() || process::stat(self.pid).is_some()
@@ -176,7 +176,7 @@ pub(crate) fn shortage(own: &Path) -> Option<String> {
     let (n, bytes) = (rings.len(), rings.iter().sum::<u64>());
     (n > 0).then(|| {
         format!(
-            "/dev/shm has only {} MiB free, and rings of {n} processes that have ended take {} MiB of it: `gputrace recover` makes traces of them and frees the memory",
+            "/dev/shm has only {} MiB free, and rings of {n} processes that have ended use {} MiB of it: `gputrace recover` makes traces of them and frees the memory",
             free >> 20,
             bytes >> 20
         )

@@ -116,7 +116,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Something else is in the file.
-    #[error("{ring} is not a ring that can be read: {what}", ring = ring.display())]
+    #[error("{ring} is not a readable ring: {what}", ring = ring.display())]
     NotARing {
         /// The file.
         ring: PathBuf,
@@ -134,7 +134,7 @@ pub enum Error {
         us: u32,
     },
     /// Its process cannot be looked at from here.
-    #[error("process {pid} of {ring} {is} in another PID namespace; run `gputrace recover` inside of it (`docker exec`, `kubectl exec`, `nsenter --target PID --pid --mount`) or when it has ended; if you know that it has, say --process-is-gone", ring = ring.display())]
+    #[error("process {pid} of {ring} {is} in another PID namespace; run `gputrace recover` inside it (`docker exec`, `kubectl exec`, `nsenter --target PID --pid --mount`) or when it has ended; if you know that it has ended, add --process-is-gone", ring = ring.display())]
     Elsewhere {
         /// The file.
         ring: PathBuf,
@@ -144,7 +144,7 @@ pub enum Error {
         is: &'static str,
     },
     /// Another recorder has it.
-    #[error("{ring} of process {pid} is being recorded by another recorder; its trace is readable meanwhile", ring = ring.display())]
+    #[error("another recorder reads {ring} of process {pid}; its trace is already readable", ring = ring.display())]
     Busy {
         /// The file.
         ring: PathBuf,
@@ -169,13 +169,13 @@ pub enum Error {
     #[error(transparent)]
     Unfit(#[from] output_file::Unfit),
     /// A device takes no trace, and root would replace it by one.
-    #[error("{file} is a device, which takes no trace; choose a file with -o, or set GPUTRACE=0 to run the program without recording it", file = file.display())]
+    #[error("{file} is a device, which cannot hold a trace; choose a file with -o, or set GPUTRACE=0 to run the program without recording it", file = file.display())]
     Device {
         /// The device.
         file: PathBuf,
     },
     /// There is no room for a trace.
-    #[error("{folder} has {free} bytes free, too few for a trace: make room, or name another folder with -o", folder = folder.display())]
+    #[error("{folder} has only {free} bytes free, too few for a trace: free some space, or choose another folder with -o", folder = folder.display())]
     Full {
         /// The folder.
         folder: PathBuf,

@@ -202,7 +202,7 @@ fn check_kind(path: &Path, metadata: &fs::Metadata) -> Result<(), Error> {
     if metadata.is_file() {
         return Ok(());
     }
-    Err(Error::NotARing { ring: path.to_owned(), what: "it is no regular file".to_owned() })
+    Err(Error::NotARing { ring: path.to_owned(), what: "it is not a regular file".to_owned() })
 }
 
 /// Takes over a descriptor that whoever started us left open. `None` if there is none of that number.
@@ -341,15 +341,14 @@ fn not_a_ring(path: &Path, why: NotARing) -> Error {
     let what = match why {
         NotARing::TooShort { expected } => {
             format!(
-                "it is shorter than the {expected} bytes it should have; its process died while making it, and nothing is lost"
+                "it is shorter than the expected {expected} bytes; its process died while creating it, and nothing is lost"
             )
         }
         NotARing::NoMagic => {
-            "it does not begin as a ring does; if its process died while making it, nothing is lost"
-                .to_owned()
+            "it does not begin like a ring; if its process died while creating it, nothing is lost".to_owned()
         }
         NotARing::OtherAbi { found } => format!(
-            "it was made by another version of gputrace (layout {found}, this is {}); use the gputrace that belongs to the libgputrace.so that made it",
+            "it was made by another version of gputrace (layout {found}, this is {}); use the gputrace that belongs to that libgputrace.so",
             gputrace_ring::record::ABI
         ),
     };

@@ -62,7 +62,7 @@ fn held(memory: *mut u8) -> *mut u8 {
 #[cold]
 fn end() -> ! {
     let said =
-        b"gputrace: the recorder gets no more memory (ulimit -v, or the machine's); its trace ends here\n";
+        b"gputrace: the recorder has no more memory (ulimit -v, or the machine's memory is full); its trace ends here\n";
     // A request that comes from in here would end up here again.
     ENDS_WITH_A_WORD.store(false, Ordering::Relaxed);
     let _ = crate::messages::tell_stderr(said, std::time::Duration::ZERO);

@@ -362,7 +362,7 @@ impl Sampling {
                 }
                 (_, true) => {
                     format!(
-                        "nvml.process=unknown: none of the {n} that NVML lists could be told to be this one"
+                        "nvml.process=unknown: none of the {n} that NVML lists could be matched to this process"
                     )
                 }
             });
@@ -377,7 +377,7 @@ impl Sampling {
             return;
         }
         let said = match error {
-            Some(error) => Some(format!("unknown: NVML does not tell of {uuid}: {error}")),
+            Some(error) => Some(format!("unknown: NVML does not know {uuid}: {error}")),
             None => card::find(nvml, uuid).ok().and_then(|handle| {
                 let card = card::card_of(&handle)?;
                 Some(format!("{} of {card}", handle.uuid().unwrap_or_else(|_| uuid.clone())))

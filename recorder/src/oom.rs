@@ -35,7 +35,7 @@ pub struct Oom {
     pub time: Nanos,
     /// On which device.
     pub device: i16,
-    /// What was asked for.
+    /// The requested amount.
     pub bytes: Bytes,
     /// Which of the process it is, from 1.
     pub nth: u64,

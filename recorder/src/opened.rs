@@ -42,7 +42,7 @@ pub enum Unexpected {
         source: io::Error,
     },
     /// Another file is there than the one that was expected. It was neither read nor written.
-    #[error("{path} was left alone: {what}", path = path.display())]
+    #[error("{path} was left untouched: {what}", path = path.display())]
     Differs {
         /// The name.
         path: PathBuf,
@@ -194,7 +194,7 @@ impl Expected {
         }
         let (least, most) = (self.bytes.start(), self.bytes.end());
         (!self.bytes.contains(&found.bytes))
-            .then(|| format!("it has {} bytes, where {least} to {most} are expected", found.bytes))
+            .then(|| format!("it has {} bytes; expected {least} to {most}", found.bytes))
     }
 }
 
@@ -494,31 +494,31 @@ mod tests {
         // Nobody has the other end of it.
         assert_eq!(
             why(&fifo, Links::Refused, &regular),
-            "IT was left alone: it is a FIFO, not a regular file"
+            "IT was left untouched: it is a FIFO, not a regular file"
         );
         assert_eq!(
             why(Path::new("/dev/null"), Links::Refused, &regular),
-            "IT was left alone: it is a device, not a regular file"
+            "IT was left untouched: it is a device, not a regular file"
         );
         assert_eq!(
             why(&folder.0, Links::Refused, &regular),
-            "IT was left alone: it is a folder, not a regular file"
+            "IT was left untouched: it is a folder, not a regular file"
         );
         let link = folder.0.join("link");
         symlink(&file, &link).expect("writable");
         assert_eq!(
             why(&link, Links::Refused, &regular),
-            "IT was left alone: it is a link, not a regular file"
+            "IT was left untouched: it is a link, not a regular file"
         );
         assert!(opened(&link, Links::Followed, Access::Read, &regular).is_ok());
         let other = regular.clone().of(&[own() + 1]);
         assert_eq!(
             why(&file, Links::Refused, &other),
-            format!("IT was left alone: it belongs to user {}, not to {}", own(), own() + 1)
+            format!("IT was left untouched: it belongs to user {}, not to {}", own(), own() + 1)
         );
         fs::hard_link(&file, folder.0.join("second")).expect("writable");
         let alone = regular.clone().with_one_name();
-        assert_eq!(why(&file, Links::Refused, &alone), "IT was left alone: it has 2 names (hard links)");
+        assert_eq!(why(&file, Links::Refused, &alone), "IT was left untouched: it has 2 names (hard links)");
         let memory = why(&file, Links::Refused, &Expected::memory());
         assert!(memory.ends_with("with 2 names, not a memory file"), "{memory}");
         assert_eq!(fs::read(&file).expect("there"), b"text");
@@ -536,7 +536,7 @@ mod tests {
             .and_then(|file| file.set_len(1 << 40))
             .expect("sparse");
         let refused = read(&path, Links::Refused, &expected).expect_err("long").to_string();
-        assert!(refused.ends_with("it has 1099511627776 bytes, where 0 to 10 are expected"), "{refused}");
+        assert!(refused.ends_with("it has 1099511627776 bytes; expected 0 to 10"), "{refused}");
     }
 
     #[test]

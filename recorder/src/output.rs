@@ -68,9 +68,11 @@ pub fn check(asked: Option<&str>, overwrite: Overwrite) -> Result<Vec<String>, E
         value.or_else(|| Some("unset".to_owned()))
     };
     let path = expand(&pattern, &one, 0, variable)?;
-    let mut warnings: Vec<_> = unset.take().into_iter().map(|name| {
-        format!("%q{{{name}}}: {name} is not set here; processes in which it is not set either are not recorded")
-    }).collect();
+    let mut warnings: Vec<_> = unset
+        .take()
+        .into_iter()
+        .map(|name| format!("%q{{{name}}}: {name} is not set here; processes without it are not recorded"))
+        .collect();
     let is_known = warnings.is_empty() && path == expand(&pattern, &other, 1, variable)?;
     if is_known {
         place(&path)?;
@@ -146,7 +148,7 @@ fn expand(
             '%' => name.push('%'),
             'q' => {
                 let end = rest.strip_prefix('{').and_then(|rest| rest.split_once('}'));
-                let (wanted, after) = end.ok_or_else(|| wrong("%q is written %q{NAME}".to_owned()))?;
+                let (wanted, after) = end.ok_or_else(|| wrong("write %q as %q{NAME}".to_owned()))?;
                 let value =
                     variable(wanted).ok_or_else(|| wrong(format!("the variable {wanted} is not set")))?;
                 name.push_str(&plain(&value));
@@ -154,7 +156,7 @@ fn expand(
             }
             other => {
                 return Err(wrong(format!(
-                    "%{other} is not known; there are %e %h %p %r %l %n %t %q{{NAME}} %%"
+                    "%{other} is not known; placeholders are %e %h %p %r %l %n %t %q{{NAME}} %%"
                 )));
             }
         }
@@ -572,8 +574,8 @@ mod tests {
             );
         };
         check("a%", "it ends in a single %");
-        check("a%x", "%x is not known; there are %e %h %p %r %l %n %t %q{NAME} %%");
-        check("%qJOB", "%q is written %q{NAME}");
+        check("a%x", "%x is not known; placeholders are %e %h %p %r %l %n %t %q{NAME} %%");
+        check("%qJOB", "write %q as %q{NAME}");
         check("%q{NOPE}", "the variable NOPE is not set");
     }
 

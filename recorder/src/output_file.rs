@@ -21,7 +21,7 @@ const BY_UMASK: u32 = 0o666;
 #[derive(Debug, thiserror::Error)]
 pub enum Unfit {
     /// It is there, and something else.
-    #[error("{file} is {what}; a regular file is needed: choose another name with -o", file = file.display())]
+    #[error("{file} is {what}; gputrace needs a regular file: choose another name with -o", file = file.display())]
     NotAFile {
         /// The name.
         file: PathBuf,
@@ -29,13 +29,13 @@ pub enum Unfit {
         what: &'static str,
     },
     /// It leads to what this process has open, and not to a file.
-    #[error("{file} leads to an open file of this process; choose a file's own name with -o, or leave -o out where the command writes to standard output", file = file.display())]
+    #[error("{file} leads to an open file of this process; choose a file's own name with -o, or omit -o if the command writes to standard output", file = file.display())]
     OpenFile {
         /// The name.
         file: PathBuf,
     },
     /// Whoever made the link chooses what is overwritten.
-    #[error("{file} goes through {link}, a symbolic link of user {owner}, and this is user {us}: it is not followed to what is not yours; choose another name with -o", file = file.display(), link = link.display())]
+    #[error("{file} goes through {link}, a symbolic link of user {owner}, and this is user {us}: gputrace does not follow links of other users; choose another name with -o", file = file.display(), link = link.display())]
     ForeignLink {
         /// The name.
         file: PathBuf,
@@ -67,7 +67,7 @@ pub enum Unfit {
         target: PathBuf,
     },
     /// The system did not say.
-    #[error("cannot look at {file}: {source}", file = file.display())]
+    #[error("cannot inspect {file}: {source}", file = file.display())]
     Io {
         /// The name.
         file: PathBuf,
@@ -175,7 +175,7 @@ fn kind(of: FileType) -> &'static str {
         () if of.is_socket() => "a socket",
         () if of.is_char_device() => "a character device",
         () if of.is_block_device() => "a block device",
-        () => "no regular file",
+        () => "not a regular file",
     }
 }
 
@@ -186,7 +186,7 @@ fn kind_behind(of: FileType) -> &'static str {
         () if of.is_socket() => "a symbolic link to a socket",
         () if of.is_char_device() => "a symbolic link to a character device",
         () if of.is_block_device() => "a symbolic link to a block device",
-        () => "a symbolic link to something that is no regular file",
+        () => "a symbolic link to something that is not a regular file",
     }
 }
 
@@ -365,7 +365,7 @@ mod tests {
         assert!(refused(Path::new("/dev/stdout")).contains("open file of this process"));
         assert!(refused(Path::new("/dev/fd/2")).contains("open file of this process"));
         symlink("loop", folder.path("loop")).expect("a link");
-        assert!(refused(&folder.path("loop")).contains("cannot look at"));
+        assert!(refused(&folder.path("loop")).contains("cannot inspect"));
         // Only root can make what another user owns.
         if us() == 0 {
             fs::write(&file, b"ours").expect("a file");

@@ -82,7 +82,7 @@ impl Python {
                 bytes_type: *symbols.get("PyBytes_Type").ok_or("it has no PyBytes_Type")?,
             });
         }
-        Err("it runs no CPython 3".to_owned())
+        Err("it does not run CPython 3".to_owned())
     }
 
     /// The states of its threads, by the kernel's numbers of these as the process's own namespace has them.
@@ -187,7 +187,7 @@ fn offsets(
 ) -> Result<Offsets, String> {
     let runtime = symbols["_PyRuntime"];
     let mut debug = [0; DEBUG_BYTES];
-    foreign.bytes(runtime, &mut debug).ok_or("its interpreter may not be read")?;
+    foreign.bytes(runtime, &mut debug).ok_or("its interpreter cannot be read")?;
     let word = |index: u8| {
         let at = usize::from(index) * 8;
         debug.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
@@ -195,14 +195,14 @@ fn offsets(
     if word(0) != DEBUG_COOKIE {
         let by_symbol = symbols.get("Py_Version").and_then(|at| foreign.half(*at, 0));
         let minor = by_symbol.map(|version| version >> 16 & 0xff).or_else(|| minor_by_name(&module.path));
-        let minor = minor.ok_or("its version of CPython is not known")?;
+        let minor = minor.ok_or("its CPython version is not known")?;
         // From 3.13 on it would have said its offsets.
         let row = VERSIONS.iter().find(|row| u32::from(row.minor) == minor && minor < 13);
         return row.copied().ok_or_else(|| format!("CPython 3.{minor} is not known"));
     }
     let minor = word(DEBUG_VERSION) >> 16 & 0xff;
     if word(DEBUG_FREE_THREADED) != 0 {
-        return Err(format!("CPython 3.{minor} without a global lock is not read"));
+        return Err(format!("CPython 3.{minor} without a global lock cannot be read"));
     }
     let words = DEBUG_WORDS.iter().find(|words| u64::from(words.minor) == minor);
     let row = VERSIONS.iter().find(|row| u64::from(row.minor) == minor);

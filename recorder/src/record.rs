@@ -89,7 +89,7 @@ pub struct Options {
     pub process_is_gone: bool,
     /// Leave the ring's file where it is at the end.
     pub keep_ring: bool,
-    /// Who answers requests that fail for want of memory.
+    /// The handler of requests that fail for lack of memory.
     pub on_oom: Option<Answer>,
     /// How much of the recording is kept.
     pub bounds: Bounds,
@@ -106,7 +106,7 @@ pub struct Inherited {
     pub process: Option<i32>,
 }
 
-/// What was recorded.
+/// The recording.
 #[derive(Debug)]
 pub struct Summary {
     /// The trace.
@@ -142,7 +142,7 @@ impl Summary {
 }
 
 /// Records a ring until its process is gone (or was gone before), and finishes the trace. Where an earlier recorder
-/// was killed, this one goes on: the trace has what that one had not taken from the ring yet.
+/// was killed, this one continues: the trace has what that one had not taken from the ring yet.
 ///
 /// # Errors
 /// Another recorder has the ring, it cannot be read, whether its process lives cannot be known, or the trace cannot be
@@ -371,7 +371,7 @@ impl<'a> Recorder<'a> {
         recorder.translator.process(recorder.facts.clone());
         if lacks_threads {
             let text =
-                "recorder.threads=refused: no threads could be started (RLIMIT_NPROC?); NVML is not asked"
+                "recorder.threads=refused: no threads could be started (RLIMIT_NPROC?); NVML is not queried"
                     .to_owned();
             recorder.translator.note(recorder.now(), text);
         }
@@ -552,7 +552,7 @@ impl<'a> Recorder<'a> {
         let dropped = notices.dropped();
         if dropped > self.notices_dropped {
             let text = format!(
-                "gputrace.said={} more messages, for which the ring had no room",
+                "gputrace.said={} more messages that did not fit into the ring",
                 dropped - self.notices_dropped
             );
             self.translator.note(self.now(), text);
@@ -591,7 +591,7 @@ impl<'a> Recorder<'a> {
     fn tell_sandbox(&mut self) {
         if !self.has_told_sandbox && self.header().sandbox.state.load(Ordering::Acquire) == SANDBOXED {
             self.has_told_sandbox = true;
-            let text = "sandbox=added: the program put a filter of system calls on itself after the recording began; from here on the library makes no call that the program does not make, and at its end the process does not wait for the trace";
+            let text = "sandbox=added: the program added a filter of system calls after the recording began. From here on, the library makes no call that the program does not make, and the process does not wait for the trace at its end";
             self.translator.note(self.now(), text.to_owned());
         }
     }
@@ -784,17 +784,18 @@ impl<'a> Recorder<'a> {
         self.take(found);
         if ending == Ending::Cut {
             say(&format!(
-                "somebody has cut the ring {}: what was in it is lost, and the trace ends there",
+                "something truncated the ring {}: its contents are lost, and the trace ends there",
                 self.file.path().display()
             ));
             self.translator.note(
                 self.now(),
-                "ring.cut: somebody has cut the ring's file; the trace ends there".to_owned(),
+                "ring.cut: something truncated the ring's file; the trace ends there".to_owned(),
             );
         }
         self.tell_losses();
         if self.mappings.last.is_empty() && ending == Ending::Gone {
-            let text = "mappings=unread: the process had ended, or was not to be seen, before its mappings could be read";
+            let text =
+                "mappings=unread: the process ended or became invisible before its mappings could be read";
             self.translator.note(self.now(), text.to_owned());
         }
         self.tell_end();
@@ -813,7 +814,7 @@ impl<'a> Recorder<'a> {
         let most = if ending == Ending::Off { SYMBOLS_DETACHED } else { SYMBOLS_AFTER_END };
         let n_late = self.symbolise(Patience::of_work(SYMBOLS_AFTER, most));
         if n_late > 0 {
-            let text = format!("symbols.late={n_late}: names that there was no time to look for");
+            let text = format!("symbols.late={n_late}: names that there was no time to look up");
             self.translator.note(self.now(), text);
             self.writer.send(self.translator.take());
         }

@@ -65,7 +65,7 @@ impl Room {
             }
         };
         format!(
-            "it has {} MiB of {} MiB of {what} left, and {} MiB are needed so that no request of its own fails meanwhile: {remedy} gives it more",
+            "it has {} MiB of {} MiB of {what} left, and needs {} MiB so none of its own requests fail meanwhile: {remedy} gives it more",
             self.left / MIB,
             self.limit / MIB,
             needed / MIB,

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const PARTS: u64 = 8;
 /// Parts of `max_size` that are kept free of old segments: the newest, the state that the next begins with, and what a block adds to either.
 const RESERVED: u64 = 3;
-/// The least that may be asked for.
+/// The least that may be requested.
 pub const LEAST_SIZE: u64 = 1 << 20;
 /// Room for the state of a small program: its modules, calls and stacks.
 const LEAST_SPARE: u64 = 256 << 10;
@@ -56,7 +56,7 @@ impl Bounds {
 /// # Errors
 /// What it should look like.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a length of time: 90s, 30m, 12h and 7d are");
+    let wrong = || format!("{text:?} is not a length of time; write 90s, 30m, 12h or 7d");
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_| wrong())?;

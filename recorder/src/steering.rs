@@ -76,7 +76,7 @@ fn wrong(name: &str, value: &OsStr) -> Option<String> {
         return (is_meant_for_us && !is_the_plugins).then(|| unknown(name)).flatten();
     };
     let text = value.to_string_lossy();
-    let says = |what: String| Some(format!("{name}={text} {what}, and is not heeded"));
+    let says = |what: String| Some(format!("{name}={text} {what}, and is ignored"));
     match values {
         Values::Any => None,
         _ if text.is_empty() => None,
@@ -89,7 +89,7 @@ fn wrong(name: &str, value: &OsStr) -> Option<String> {
             says(format!("is none of {}{near}", words.join(", ")))
         }
         Values::Number if text.bytes().all(|byte| byte.is_ascii_digit()) => None,
-        Values::Number => says("is not a number in digits alone".to_owned()),
+        Values::Number => says("is not a number in digits".to_owned()),
         Values::Time if parse_time(&text).is_ok() => None,
         Values::Time => says("is not a length of time such as 90s, 30m, 12h or 7d".to_owned()),
     }
@@ -191,10 +191,10 @@ mod tests {
             check(name, "x", "");
         }
         let stacks =
-            "GPUTRACE_STACKS=pyton is none of none, 0, python, all (did you mean python?), and is not heeded";
+            "GPUTRACE_STACKS=pyton is none of none, 0, python, all (did you mean python?), and is ignored";
         check("GPUTRACE_STACKS", "pyton", stacks);
-        let number = "GPUTRACE_RING_BYTES=64M is not a number in digits alone, and is not heeded";
+        let number = "GPUTRACE_RING_BYTES=64M is not a number in digits, and is ignored";
         check("GPUTRACE_RING_BYTES", "64M", number);
-        check("GPUTRACE_OOM", "of", "GPUTRACE_OOM=of is neither 1 nor 0, and is not heeded");
+        check("GPUTRACE_OOM", "of", "GPUTRACE_OOM=of is neither 1 nor 0, and is ignored");
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Longer than anybody waits.
 const NO_DEADLINE: Duration = Duration::from_secs(1 << 30);
 
-/// What was found.
+/// The findings.
 #[derive(Debug, Default)]
 pub struct Symbolised {
     /// Native frames of the trace that had no source line, or not even a function.

@@ -147,7 +147,7 @@ pub(crate) fn stopped<T>(
     may_stop(pid, thread, &status)?;
     let urgent = Urgent::begin();
     let mut held = Held::seize(thread).map_err(|why| match why {
-        Errno::PERM => "the kernel does not allow it to be stopped (ptrace)".to_owned(),
+        Errno::PERM => "the kernel does not allow stopping it (ptrace)".to_owned(),
         Errno::SRCH => "it has ended".to_owned(),
         why => format!("it cannot be stopped: {why}"),
     })?;
@@ -184,7 +184,7 @@ fn may_stop(pid: u32, thread: u32, status: &Status) -> Result<(), String> {
     match status.state {
         'R' => return Ok(()),
         'S' => {}
-        'T' | 't' => return Err("it is stopped, and is left so".to_owned()),
+        'T' | 't' => return Err("it is stopped, and is left stopped".to_owned()),
         'D' => return Err("it waits in the kernel and cannot be interrupted".to_owned()),
         'Z' | 'X' => return Err("it has ended".to_owned()),
         other => return Err(format!("it is in state {other}")),
@@ -192,7 +192,7 @@ fn may_stop(pid: u32, thread: u32, status: &Status) -> Result<(), String> {
     let text = text_of_proc(&format!("/proc/{pid}/task/{thread}/syscall")).unwrap_or_default();
     match Waits::parse(&text) {
         Some(Waits { call, .. }) if !RESUMED.contains(&call) => {
-            Err(format!("it waits in system call {call}, which a stop could end"))
+            Err(format!("it waits in system call {call}, which a stop could interrupt"))
         }
         // `restart_syscall` would be called, which its filter may not know.
         Some(_) if status.is_filtered => Err("it waits under a filter of system calls".to_owned()),

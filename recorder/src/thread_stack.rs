@@ -7,13 +7,13 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub enum NoStacks {
     /// There is no such process.
-    #[error("process {0} does not exist (any more)")]
+    #[error("process {0} does not exist")]
     Gone(u32),
     /// This processor's frames cannot be followed from outside.
-    #[error("the stacks of running processes can be read on x86-64 only, not on {}", std::env::consts::ARCH)]
+    #[error("the stacks of running processes can be read only on x86-64, not on {}", std::env::consts::ARCH)]
     NotHere,
     /// The kernel does not let us read.
-    #[error("the memory of process {pid} may not be read: {why}")]
+    #[error("cannot read the memory of process {pid}: {why}")]
     Refused {
         /// The process.
         pid: u32,

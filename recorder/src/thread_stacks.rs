@@ -41,7 +41,7 @@ pub fn stacks(pid: u32) -> Result<Stacks, NoStacks> {
     let refused = |why: String| NoStacks::Refused { pid, why: format!("{why}; {}", remedy()) };
     let foreign = Foreign::open(pid).map_err(|error| refused(error.to_string()))?;
     let target = Target::new(pid, Some(pid), 0);
-    let space = target.address_space(0).ok_or_else(|| refused("its mappings may not be read".to_owned()))?;
+    let space = target.address_space(0).ok_or_else(|| refused("its mappings cannot be read".to_owned()))?;
     let python = Python::find(&target, &space, &foreign);
     let process = Process { pid, foreign: &foreign, python: python.as_ref().ok() };
     // The kernel lets go what a thread has stopped when that thread ends, whatever it did.

@@ -328,7 +328,7 @@ impl State {
     fn complain(&mut self, error: io::Error) {
         if self.error.is_none() {
             crate::say(&format!(
-                "cannot write {}: {error}; the program goes on, events are dropped and counted, and what is written stays readable",
+                "cannot write {}: {error}; the program continues, events are dropped and counted, and the written part stays readable",
                 self.path.display()
             ));
             self.error = Some(error);

@@ -190,7 +190,7 @@ fn what_lies_elsewhere_is_refused_however_it_is_named_and_nothing_is_said_of_it(
     let traces: Vec<_> =
         processes["processes"].as_array().expect("a list").iter().map(|it| it["trace"].clone()).collect();
     assert_eq!((traces.len(), is_error), (2, false), "{found:?}");
-    assert!(found[1].contains("out.gtr: it lies outside of the folders that may be read"), "{}", found[1]);
+    assert!(found[1].contains("out.gtr: it is outside the folders that may be read"), "{}", found[1]);
     assert!(found[1].contains("fifo.gtr: it is not a regular file"), "{}", found[1]);
     assert_eq!(session.end(), (Some(0), String::new()));
 }
@@ -204,7 +204,7 @@ fn a_link_that_changes_after_it_was_looked_at_does_not_lead_out_either() {
     command.arg("mcp").arg("--allow").arg(&allowed).args(["--", "summary", "--json", "--"]);
     let output = command.arg(allowed.join("link.gtr")).output().expect("gputrace runs");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("link.gtr: it lies outside of the folders that may be read"), "{said}");
+    assert!(said.contains("link.gtr: it is outside the folders that may be read"), "{said}");
     assert!(!String::from_utf8_lossy(&output.stdout).contains("train.gtr"));
     // Nor does it run any other verb.
     for verb in ["record", "export", "html", "mcp", "upload"] {
@@ -218,7 +218,7 @@ fn a_link_that_changes_after_it_was_looked_at_does_not_lead_out_either() {
             .expect("gputrace runs");
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2));
-        assert_eq!(said, format!("gputrace: `{verb}` is not a verb that this server runs\n"));
+        assert_eq!(said, format!("gputrace: this server does not run the verb `{verb}`\n"));
     }
 }
 
@@ -249,7 +249,7 @@ fn arguments_that_are_wrong_are_errors_that_say_what_is_right() {
         answer["error"]["message"]
             .as_str()
             .expect("an error")
-            .starts_with("there is no tool `shell`; there are verdict")
+            .starts_with("there is no tool `shell`; the tools are verdict")
     );
     assert_eq!(session.end(), (Some(0), String::new()));
 }
@@ -343,7 +343,7 @@ fn calls_at_once_are_each_answered_and_too_many_are_refused() {
             asked.iter().find(|(id, _)| answer["id"] == *id).expect("an answer to one of them");
         let (found, is_error) = texts(&answer);
         if is_error {
-            assert_eq!(found[0], "34 calls are waiting already: wait for their answers");
+            assert_eq!(found[0], "34 calls are already waiting: wait for their answers");
             n_refused += 1;
         } else {
             assert_eq!(serde_json::from_str::<Value>(&found[0]).expect("JSON"), **expected);

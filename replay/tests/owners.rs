@@ -68,7 +68,7 @@ fn the_report_of_both_ends_says_that_memory_is_shared() {
         String::from_utf8_lossy(&output.expect("gputrace").stdout).into_owned()
     };
     let both = report(&[golden("exporter"), golden("importer")]);
-    assert!(both.contains("memory that others made is mapped by 1 of these processes"), "{both}");
+    assert!(both.contains("memory of other processes is mapped by 1 of these processes"), "{both}");
     assert!(both.contains("\n  gputrace ranks "), "{both}");
     assert!(!report(&[golden("exporter"), golden("cupy")]).contains("others made"));
 }

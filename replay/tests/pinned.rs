@@ -170,7 +170,7 @@ fn what_was_there_before_the_history_is_there_from_its_start() {
     // 4 + 2 + 1 from the start, then without the 2, and 8 more for a time.
     assert_eq!(figures(&story), [13, 5, 4]);
     assert_eq!(held(&story), [("load (/job/loader.py:5)".into(), "PyTorch, pinned memory".into(), 4)]);
-    let wanted = "pinned memory: when 3 segments were pinned is not in the history: taken as before it";
+    let wanted = "pinned memory: the history does not show when 3 segments were pinned: assumed before it";
     assert_eq!(notes(&story), [wanted]);
 }
 
@@ -182,7 +182,7 @@ fn without_requests_or_without_a_history_the_rest_is_used() {
     // `state` keeps no history.
     let story = with("state.pickle", vec![segment(0, 4, "active_allocated", 5)], "");
     assert_eq!(figures(&story), [4, 4, 4]);
-    let wanted = "pinned memory: no history of it was recorded; it is shown as it was at the end";
+    let wanted = "pinned memory: its history was not recorded; it is shown as of the end";
     assert_eq!(notes(&story), [wanted]);
 }
 
@@ -210,7 +210,7 @@ fn hostile_pinned_memory_is_an_error_or_is_left_out_and_said() {
     assert!(wrong.contains("`host_traces` is not a list"), "{wrong}");
     // As lists of devices have it.
     let wrong = error("host_traces", Item::List(vec![Item::List(vec![])]));
-    assert!(wrong.contains("`host_traces` has something in it that is not an event"), "{wrong}");
+    assert!(wrong.contains("`host_traces` has an element that is not an event"), "{wrong}");
     let story = with(
         "hostile.pickle",
         vec![
@@ -228,7 +228,7 @@ fn hostile_pinned_memory_is_an_error_or_is_left_out_and_said() {
          unheard_of 0 4 7",
     );
     assert_eq!(figures(&story), [5, 4, 4]);
-    let wanted = "pinned memory: 5 entries with an address or a size that no machine has, left out: the snapshot is damaged";
+    let wanted = "pinned memory: left out 5 entries with an address or a size that no machine has: the snapshot is damaged";
     assert!(notes(&story).contains(&wanted), "{:?}", notes(&story));
     assert_eq!(story.ledger.findings.iter().count(), 1, "what was pinned twice is a finding");
 }
@@ -240,7 +240,7 @@ fn a_replay_says_that_pinned_memory_is_not_in_it() {
         ("host_traces", traces("segment_alloc 0 2 7")),
     ];
     let notes = load(&written("replayed.pickle", keys)).unwrap().notes;
-    assert_eq!(notes, ["pinned memory of the host is not replayed: 1 segments of 2097152 bytes at the end"]);
+    assert_eq!(notes, ["pinned host memory is not replayed: 1 segments of 2097152 bytes at the end"]);
 }
 
 #[test]

@@ -268,12 +268,12 @@ fn the_answer_says_what_grows_with_what() {
     expect![[r#"
         b8s1024.gtr, continued
 
-        What cuda:0 would hold
+        Predicted memory on cuda:0
           at                  reserved   at least    at most  allocated  sure     policy
           batch=16,seq=4096  16.63 GiB  16.63 GiB  16.63 GiB  16.62 GiB  certain  torch
           requests  23  of the run at batch=8,seq=1024; 23 of them are in every run
 
-        What grows with what: live at the peak of batch=16,seq=4096, as requested
+        How memory scales: live at the peak of batch=16,seq=4096, as requested
           per                 each    together   share  most of it in
           batch × seq²        64 B   16.00 GiB  96.3 %  64 B in scores (model.py:21)
           batch × seq     8.01 KiB  512.50 MiB   3.0 %  8.00 KiB in attention (model.py:20), 8 B in load (model.py:8)
@@ -315,15 +315,15 @@ fn a_page_has_the_same_tables_before_those_of_the_largest_run() {
     assert_eq!(report["trace"], "b8s1024.gtr");
     let sections = report["sections"].as_array().expect("sections");
     let titles: Vec<&str> = sections.iter().filter_map(|section| section["title"].as_str()).collect();
-    assert_eq!(titles[0], "What cuda:0 would hold");
-    assert!(titles[1].starts_with("What grows with what") && titles.contains(&"Memory"), "{titles:?}");
+    assert_eq!(titles[0], "Predicted memory on cuda:0");
+    assert!(titles[1].starts_with("How memory scales") && titles.contains(&"Memory"), "{titles:?}");
     let all = sections[0].to_string();
     assert!(all.contains(&outcome["peak_reserved_bytes"].to_string()), "{all}");
     assert!(!all.contains("\"chart\""), "one value is not a curve: {all}");
     assert!(folder.said(&line).contains("page.html exists; -F overwrites it"));
     assert!(folder.run(&format!("{line} -F")).status.success());
     let of_job = folder.said("batch=4:job4 batch=8:job8 --at batch=32 --html other.html");
-    assert!(of_job.contains("its page is of one process"), "{of_job}");
+    assert!(of_job.contains("its page shows one process"), "{of_job}");
 }
 
 #[test]
@@ -368,21 +368,21 @@ fn what_never_changed_is_open_and_said_to_be() {
     expect![[r#"
         b8s1024.gtr, continued
 
-        What cuda:0 would hold
+        Predicted memory on cuda:0
           at                 reserved  at least   at most  allocated  sure   policy
           batch=16,seq=2048  1.25 GiB  1.23 GiB  5.08 GiB   1.24 GiB  range  torch
           requests  23  of the run at batch=8,seq=1024; 23 of them are in every run
 
-        What grows with what: live at the peak of batch=16,seq=2048, as requested
+        How memory scales: live at the peak of batch=16,seq=2048, as requested
           per             each    together   share  most of it in
           batch      72.01 MiB    1.13 GiB  90.6 %  64.00 MiB in scores (model.py:21), 8.00 MiB in attention (model.py:20), 8.00 KiB in load (model.py:8)
           constant  120.02 MiB  120.02 MiB   9.4 %  90.01 MiB in build (model.py:3), 30.00 MiB in step (model.py:30)
 
-        What the runs leave open
-          warning: 23 requests, 2.40 GiB to 9.59 GiB together, most at scores (model.py:21): one run at another seq and all
-            else equal would decide them
-          warning: the range is too wide to plan with (× 4.1): one more run between, at batch=11,seq=1448 for instance, would
-            make it narrower
+        Uncertain in these runs
+          warning: 23 requests, 2.40 GiB to 9.59 GiB in total, most at scores (model.py:21): one run at another seq, all else
+            equal, would decide
+          warning: the range is too wide for planning (× 4.1): one more run in between, for example at batch=11,seq=1448,
+            would narrow it
     "#]].assert_eq(&folder.said(&format!("{two} --at batch=16,seq=2048")));
     let outcome = &folder.json(&format!("{two} --at batch=16,seq=2048"))["outcomes"][0];
     let (truth, ..) = simulated(&program(16, 2048));
@@ -460,7 +460,7 @@ fn a_range_is_drawn_below_its_table_with_its_limit_and_what_was_recorded() {
                  0 └──────┴──────────┴───────────────────────┴─────────────────────────────────────────────┴
              batch  4     8          16                      32                                           64
           ○ predicted  ● recorded  ╌╌╌ --limit 3 GiB less --other 512 MiB
-          where it does not fit, the chart shows what it would reserve if it did
+          if a value does not fit, the chart shows how much it would reserve
     "#]]
     .assert_eq(&drawn);
     let few = folder.said(&format!("{BATCHES} --at batch=8 --at batch=16"));
@@ -480,7 +480,7 @@ fn the_curve_of_the_guide_is_what_is_drawn() {
     let guide = fs::read_to_string(root.join("docs/PREDICT.md")).expect("a guide");
     let (_, example) = guide.split_once("```text\n$ gputrace ").expect("an example");
     let (example, _) = example.split_once("\n```").expect("its end");
-    let (line, shown) = example.split_once('\n').expect("what it says");
+    let (line, shown) = example.split_once('\n').expect("its output");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gputrace"));
     command.current_dir(root.join("tests/golden/predict")).env("COLUMNS", "90").env("LC_ALL", "C.UTF-8");
     let said = String::from_utf8(command.args(line.split(' ')).output().unwrap().stdout).unwrap();
@@ -541,7 +541,10 @@ fn runs_of_different_programs_are_a_guess_that_says_so() {
 fn runs_that_predict_nothing_are_refused_with_what_is_missing() {
     let folder = Folder::new("refused");
     for (line, told) in [
-        ("batch=4:b4s1024.gtr batch=4:b8s1024.gtr --at batch=8", "two runs with other values are needed"),
+        (
+            "batch=4:b4s1024.gtr batch=4:b8s1024.gtr --at batch=8",
+            "at least two runs with different values are needed",
+        ),
         ("batch=4:b4s1024.gtr seq=8:b8s1024.gtr --at batch=8", "has no value of `seq`"),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at width=8", "no run has a value of `width`"),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at batch=8,batch=9", "--at has two values of `batch`"),
@@ -550,10 +553,10 @@ fn runs_that_predict_nothing_are_refused_with_what_is_missing() {
             "b4s1024.gtr has two values of `batch`",
         ),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at batch=1099511627776", "no device has that much"),
-        ("b4s1024.gtr b8s1024.gtr --at batch=8", "does not say which values the run had"),
+        ("b4s1024.gtr b8s1024.gtr --at batch=8", "does not give the values of the run"),
         ("batch=4:b4s1024.gtr batch=8:none.gtr --at batch=8", "cannot read none.gtr"),
-        ("batch=4:b4s1024.gtr batch=8:. --at batch=8", "name a folder of each run, or a trace of each"),
-        ("batch=4:. batch=8:. --at batch=8", "nothing says which of its 3 processes is which rank"),
+        ("batch=4:b4s1024.gtr batch=8:. --at batch=8", "name one folder per run, or one trace per run"),
+        ("batch=4:. batch=8:. --at batch=8", "the ranks of its 3 processes are not known"),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at batch=0", "is not a whole number from 1 on"),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr", "--at"),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --fit width --limit 2GiB", "no run has a value of `width`"),
@@ -573,7 +576,7 @@ fn the_rank_that_needs_most_decides_for_a_job_and_ranks_without_a_trace_are_name
     expect![[r#"
         rank 2, which needs most: job8/r2.gtr, continued
 
-        What each rank would hold, those that need most first
+        Predicted memory of each rank, largest first
           rank  at        reserved  at least   at most  sure     policy
              2  batch=32  3.56 GiB  3.56 GiB  3.56 GiB  certain  torch
              0  batch=32  2.38 GiB  2.38 GiB  2.38 GiB  certain  torch
@@ -581,12 +584,12 @@ fn the_rank_that_needs_most_decides_for_a_job_and_ranks_without_a_trace_are_name
           batch=32, torch: rank 2 needs most, 3 of 3 ranks fit
           warning: job8 has no trace of rank 3
 
-        What cuda:0 would hold
+        Predicted memory on cuda:0
           at        reserved  at least   at most  allocated  sure     policy
           batch=32  3.56 GiB  3.56 GiB  3.56 GiB   3.56 GiB  certain  torch
           requests  23  of the run at batch=8; 23 of them are in every run
 
-        What grows with what: live at the peak of batch=32, as requested
+        How memory scales: live at the peak of batch=32, as requested
           per             each    together   share  most of it in
           batch     110.01 MiB    3.44 GiB  96.7 %  100.00 MiB in scores (model.py:21), 10.00 MiB in attention (model.py:20), 10.00 KiB in load (model.py:8)
           constant  120.02 MiB  120.02 MiB   3.3 %  90.01 MiB in build (model.py:3), 30.00 MiB in step (model.py:30)

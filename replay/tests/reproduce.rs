@@ -499,7 +499,7 @@ fn a_pool_that_somebody_holds_keeps_its_free_memory_when_a_request_is_refused() 
         let watcher: Option<&mut reproduce::Watcher<'_>> = Some(&mut go_on);
         let found = reproduce::reproduce(&trace.devices[0], Some((2, 11)), &[], watcher).unwrap();
         let reproduce::Goal::Refusal(reasons) = found.goal else { panic!("{name}: nothing was refused") };
-        assert_eq!(reasons.words(), "it would be served if there were no private pools", "{name}");
+        assert_eq!(reasons.words(), "the request would succeed without private pools", "{name}");
         assert!(found.is_as_recorded() && found.is_sure, "{name}");
         let (text, file) = (reproduce::python(&found, true, false), folder.join(format!("{name}.py")));
         std::fs::write(&file, &text).unwrap();

@@ -214,7 +214,7 @@ fn a_history_with_holes_is_refused_with_the_reason() {
     let path = snapshot("holes.pickle", vec![], vec![entry("alloc", 0, 512), entry("alloc", 0, 512)]);
     let trace = load(&path).unwrap();
     let why = Laboratory::new(&trace.devices[0]).err().unwrap();
-    assert!(why.contains("handed out twice") && why.contains("skip_actions"), "{why}");
+    assert!(why.contains("allocated twice") && why.contains("skip_actions"), "{why}");
 }
 
 #[test]

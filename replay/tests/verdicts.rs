@@ -88,12 +88,12 @@ fn the_verdict_on_a_fragmented_run_has_the_line_to_paste() {
 fn the_verdict_on_an_error_that_was_caught_says_where_and_what_to_do() {
     expect_test::expect![[r#"
         Verdict: out of memory: tensors kept by a caught exception
-          what   PyTorch could not get 32.00 MiB on cuda:0 at 175.7 ms: an attempt that
-                 had failed at 175.3 ms, and was caught, still held 192.00 MiB
+          what   PyTorch could not get 32.00 MiB on cuda:0 at 175.7 ms: an attempt
+                 failed at 175.3 ms, its error was caught, and it still held 192.00 MiB
           where  train_step (/job/caught-oom/train.py:20)
-          sure   certain: what the attempt had allocated was still there
-          fix    leave the `except` block before trying again
-                 gives back 192.00 MiB, as recorded
+          sure   certain: the blocks of that attempt were still allocated
+          fix    leave the `except` block before you try again
+                 frees 192.00 MiB, as recorded
           next   gputrace oom caught-oom.gtr"#]]
     .assert_eq(&verdict("caught-oom.gtr").join("\n"));
 }

@@ -133,14 +133,14 @@ fn edits_that_cannot_be_known_are_refused_in_words() {
     let said: String = all.map(|arguments| refusal(arguments) + "\n").concat();
     expect![[r#"
         gputrace: name an edit, such as --optimizer sgd or --checkpoint all; `gputrace whatif --help` lists them
-        gputrace: whatif/gpt2.gtr: cuda:0: a trace does not say which tensors are in 16 bits, so that it cannot be known what they would be in 32
-        error: invalid value 'selective' for '--checkpoint <LAYERS>': which operations `selective` would save is not in a trace; write all, every:2 or layers:0..5
+        gputrace: whatif/gpt2.gtr: cuda:0: a trace does not show which tensors are in 16 bits, so their 32-bit sizes are not known
+        error: invalid value 'selective' for '--checkpoint <LAYERS>': a trace does not show which operations `selective` would save; write all, every:2 or layers:0..5
         gputrace: whatif/gpt2.gtr: cuda:0: there are 12 layers, numbered from 0 to 11
-        gputrace: whatif/gpt2.gtr: cuda:0: --adam is about Adam and AdamW, and the optimizer is neither: name one with --optimizer
+        gputrace: whatif/gpt2.gtr: cuda:0: --adam is for Adam and AdamW, and the optimizer is neither: name one with --optimizer
         error: invalid value 'tp:2' for '--layout <LAYOUT:N>': `tp:2` is not a layout; write ddp:2, zero1:2 or fsdp:2, with the number of processes
         error: invalid value 'lion' for '--optimizer <NAME>': `lion` is not known; write one of sgd, momentum, adam, adamw, adafactor, adam8bit
         error: the following required arguments were not provided:
-        gputrace: kept-losses.gtr: cuda:0: no layers are found that repeat in the forward pass: nothing is known to be checkpointed
+        gputrace: kept-losses.gtr: cuda:0: no layers that repeat were found in the forward pass: it is not known what to checkpoint
         gputrace: version1.gtr: cuda:0: 2 events were lost; record again with a larger --ring-size
     "#]].assert_eq(&said);
 }

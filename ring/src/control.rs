@@ -14,7 +14,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"gputctrl");
 pub const VERSION: u32 = 2;
 /// Bytes of the file.
 pub const BYTES: usize = 4096;
-/// Bytes of the variables that come with a wish.
+/// Bytes of the variables that come with a request.
 pub const OPTIONS: usize = 2048;
 /// Bytes of an answer.
 pub const ANSWER: usize = 1024;
@@ -61,7 +61,7 @@ pub struct Control {
     pub unknown: AtomicU64,
     /// 1 in a process into which the library came late.
     pub is_late: AtomicU32,
-    /// There: words of the program's that lead to us. With none, no call does, and nobody hears a wish.
+    /// There: words of the program's that lead to us. With none, no call does, and nobody hears a request.
     pub words: AtomicU32,
     /// Variables for the next session, `NAME=value`, each ended by a zero, the last by two.
     pub options: [AtomicU8; OPTIONS],

@@ -17,7 +17,7 @@ pub const PRELOADED: u64 = 3;
 pub const NO_DRIVER: u64 = 4;
 /// The library stepped aside: it was switched off, or has no memory, or a filter of calls is on.
 pub const REFUSED: u64 = 5;
-/// Nobody asked for a recording: the words were put back.
+/// Nobody requested a recording: the words were put back.
 pub const UNUSED: u64 = 6;
 /// No word of the program's libraries leads to the driver.
 pub const NO_WORDS: u64 = 7;

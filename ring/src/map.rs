@@ -9,7 +9,7 @@ use crate::record::ABI;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use core::mem::size_of;
 
-/// First word of the file. Written last, so that a half-made ring is not taken for one.
+/// First word of the file. Written last, so a half-made ring is not taken for one.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GPUTRING");
 /// Bytes of a chunk, its header included.
 #[cfg(not(loom))]
@@ -48,7 +48,7 @@ pub const ALONE: u32 = 1;
 pub const ACCOMPANIED: u32 = 2;
 /// It may be under a sandbox that came later, or nothing is known about it: it must not wait by any call.
 pub const LEAVE: u32 = 3;
-/// It is no thread of the recorded process, which goes on.
+/// It is no thread of the recorded process, which continues.
 pub const STRANGER: u32 = 4;
 
 /// `FUTEX_OWNER_DIED` (linux/futex.h).
@@ -88,7 +88,7 @@ pub struct Header {
     pub pid_namespace: AtomicU64,
     /// Clocks when the ring was made: ticks, monotonic, realtime.
     pub calibration: [AtomicU64; 3],
-    /// What frames and tables the shim was asked for ([`crate::record::Kind::Note`] has the words).
+    /// What frames and tables the shim was requested ([`crate::record::Kind::Note`] has the words).
     pub stack_mode: AtomicU32,
     /// [`LOCKED`], or 0.
     pub lock: AtomicU32,
@@ -100,7 +100,7 @@ pub struct Header {
     pub mappings: Line,
     /// Grows when definitions (stacks, code objects) must be sent again, because the recorder lost them.
     pub definitions: Line,
-    /// Chunks that are free, so that a full ring costs one load.
+    /// Chunks that are free, so a full ring costs one load.
     pub free_chunks: Line,
     /// Where the search for a free chunk starts; a hint, which a freed chunk before it lowers.
     pub next_chunk: Line,
@@ -114,7 +114,7 @@ pub struct Header {
     pub lost_starting: LostLine,
     /// Chunks that threads hold; the process's own, for [`crate::ring::Producer::wish`].
     pub held_chunks: Line,
-    /// Chunks whose memory the file has, from the first on: threads write to no others. It only grows; whoever made the ring
+    /// Chunks whose memory the file has, from the first on: threads write to no others. It only grows; anyone who made the ring
     /// writes it, then the recorder ([`crate::ring::Reader::grow`]).
     pub usable_chunks: Line,
     /// How an exiting process learns whether it may wait for its trace.
@@ -136,7 +136,7 @@ pub struct Header {
 /// 1. The thread stores a number that nobody has used in [`SandboxLine::question`], with its own id in the upper half.
 /// 2. The recorder reads the filters of that thread, and stores the question in [`SandboxLine::allowed`] if there is no new one, else
 ///    [`SANDBOXED`] in [`SandboxLine::state`].
-/// 3. The thread, which has been inside of one event all the time and so has put on no filter meanwhile, may make calls until the event
+/// 3. The thread, which has been inside one event all the time and so has put on no filter meanwhile, may make calls until the event
 ///    is over. Without an answer it makes none.
 ///
 /// A thread on a stack that is not its own asks in the same way where that stack is, and then needs no call: it leaves an address in
@@ -144,7 +144,7 @@ pub struct Header {
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(128))]
 pub struct SandboxLine {
-    /// [`AS_BEFORE`] or, for ever, [`SANDBOXED`]; written by the recorder.
+    /// [`AS_BEFORE`] or, forever, [`SANDBOXED`]; written by the recorder.
     pub state: AtomicU32,
     /// How often the recorder has looked for questions, modulo 2^32; 0 if it never has. Written by the recorder.
     pub looks: AtomicU32,
@@ -257,7 +257,7 @@ impl Extents {
 /// The exit protocol's words, alone in their pair of cache lines.
 ///
 /// A process at its end cannot find out for itself whether other threads run: under a sandbox that was put on after the session
-/// began, the question (`/proc/self/task`) may kill it. So it asks the recorder, which is outside of the sandbox:
+/// began, the question (`/proc/self/task`) may kill it. So it asks the recorder, which is outside the sandbox:
 ///
 /// 1. The process stores the exiting thread's id in `tid`, [`UNDECIDED`] in `verdict`, and [`EXITING`] in [`Header::process`].
 /// 2. The recorder looks at the process and stores [`ALONE`], [`ACCOMPANIED`], [`LEAVE`] or [`STRANGER`].
@@ -305,7 +305,7 @@ impl LostLine {
 pub struct ThreadLine {
     /// Kernel thread id of its last owner; 0 none yet.
     pub tid: AtomicU32,
-    /// How often the line was claimed, so that chunks of an earlier owner are not taken for this one's.
+    /// How often the line was claimed, so chunks of an earlier owner are not taken for this one's.
     pub generation: AtomicU32,
     /// Events written.
     pub events: AtomicU64,
@@ -313,14 +313,14 @@ pub struct ThreadLine {
     pub lost: AtomicU64,
 }
 
-/// Who holds a thread line, for the recorder to look after; see [`crate::owners`]. Apart from the line itself, whose cache lines belong to
+/// The holder of a thread line, for the recorder to look after; see [`crate::owners`]. Apart from the line itself, whose cache lines belong to
 /// its thread.
 #[cfg_attr(loom, derive(Default))]
 #[repr(C, align(16))]
 pub struct Tenure {
-    /// Word of the newest claim, or the even one after it when the line was given back. Written by the process.
+    /// Word of the newest claim, or the even one after it when the line was freed. Written by the process.
     pub word: AtomicU32,
-    /// Kernel thread id of whoever claimed it, written before the word; 0 unknown, which is never taken for gone.
+    /// Kernel thread id of anyone who claimed it, written before the word; 0 unknown, which is never taken for gone.
     pub tid: AtomicU32,
     /// Word of the newest claim whose thread is known to be gone. Written by the recorder.
     pub gone: AtomicU32,
@@ -531,7 +531,7 @@ impl Map {
         Ok(Map { base, n_chunks })
     }
 
-    /// Where it begins, and how many bytes it has.
+    /// Its start, and how many bytes it has.
     #[must_use]
     pub fn extent(&self) -> (*mut u8, usize) {
         (self.base, Map::bytes_for(self.n_chunks))
@@ -589,7 +589,7 @@ impl Map {
         unsafe { &*line.cast::<ThreadLine>() }
     }
 
-    /// Who holds a thread line; the index is taken modulo [`MAX_THREADS`].
+    /// The holder of a thread line; the index is taken modulo [`MAX_THREADS`].
     #[cfg(not(loom))]
     #[must_use]
     pub fn tenure(&self, line: u32) -> &Tenure {

@@ -38,7 +38,7 @@ impl Memory {
         })
     }
 
-    /// Where it begins.
+    /// Its start.
     #[must_use]
     pub fn base(&self) -> *mut u8 {
         core::ptr::from_ref(self).cast_mut().cast()
@@ -63,7 +63,7 @@ impl Map {
         &self.memory().threads[index as usize % MAX_THREADS]
     }
 
-    /// Who holds a thread line.
+    /// The holder of a thread line.
     #[must_use]
     pub fn tenure(&self, line: u32) -> &Tenure {
         &self.memory().tenures[line as usize % MAX_THREADS]

@@ -80,7 +80,7 @@ impl Owners {
         Owners { slots, used: AtomicU32::new(0), next: AtomicU32::new(0) }
     }
 
-    /// Claims the lowest free line that `suits`, so that a process uses no more lines than it has threads. `session` tells the sessions of
+    /// Claims the lowest free line that `suits`, so a process uses no more lines than it has threads. `session` tells the sessions of
     /// a process and of those it was forked from apart; not 0.
     pub fn take(&self, session: u32, suits: impl Fn(u32) -> bool) -> Option<Claim> {
         for (line, slot) in (0..).zip(&self.slots) {

@@ -32,7 +32,7 @@ const WORD: usize = 8;
 /// Longest record, header word included.
 pub const MAX_RECORD: usize = CHUNK_PAYLOAD - 2 * WORD;
 
-/// What became of a push.
+/// The fate of a push.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pushed {
     /// The recorder will see it.

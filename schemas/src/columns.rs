@@ -495,7 +495,7 @@ pub(crate) fn decode(
     let table = Events::parse(payload)?;
     let n_kinds = table.kinds().map_or(0, |kinds| kinds.len());
     if n_kinds != count as usize || count > MAX_EVENTS {
-        return Err(format!("{n_kinds} events where the header says {count}"));
+        return Err(format!("{n_kinds} events, but the header counts {count}"));
     }
     scratch.0.clear();
     let mut decoder = Decoder::new(&table, &mut scratch.0);

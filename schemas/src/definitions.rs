@@ -590,7 +590,7 @@ impl Definitions {
             let length = lengths.next() as usize;
             if length > frames.len() {
                 return Err(format!(
-                    "stack {id} says it has {length} frames, but only {} follow",
+                    "stack {id} should have {length} frames, but only {} follow",
                     frames.len()
                 ));
             }

@@ -26,7 +26,7 @@ pub fn is_obeyed(c: char) -> bool {
 
 /// A name as a part of a line: all that [`is_obeyed`], ends of lines too, is written as `\u{a}`.
 ///
-/// A backslash stays one, so that ordinary names stay what they are: this cannot be read back, and need not be.
+/// A backslash stays one, so ordinary names stay what they are: this cannot be read back, and need not be.
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.contains(is_obeyed) {

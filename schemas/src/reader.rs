@@ -61,7 +61,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Other bytes than a trace's.
-    #[error("{file} is not a gputrace trace: it begins with {found}; traces are made by `gputrace record`")]
+    #[error("{file} is not a gputrace trace: it begins with {found}; `gputrace record` makes traces")]
     NotATrace {
         /// The file.
         file: String,
@@ -70,8 +70,7 @@ pub enum Error {
     },
     /// Nothing, or a part of a trace's first word: somebody began to write one.
     #[error(
-        "{file} has no trace in it yet: whoever began it ended, or had no room, before its first word; if its recorder was \
-         killed, the events are still in the ring, and `gputrace recover` makes a trace of them"
+        "{file} has no trace yet: the recorder ended, or had no room, before it wrote anything; if the recorder was killed, the events are still in the ring, and `gputrace recover` makes a trace of them"
     )]
     NotBegun {
         /// The file.
@@ -91,14 +90,14 @@ pub enum Error {
     },
 }
 
-/// A part of a trace that could not be read. Everything outside of it was.
+/// A part of a trace that could not be read. Everything outside it was.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Damage {
-    /// Where it begins in the file.
+    /// Its start in the file.
     pub offset: u64,
     /// Bytes that were skipped.
     pub bytes: u64,
-    /// What is wrong there.
+    /// The fault there.
     pub what: String,
     /// What it means or what to do.
     pub remedy: &'static str,
@@ -110,7 +109,7 @@ impl fmt::Display for Damage {
     }
 }
 
-const CUT: &str = "the recorder was probably killed or the disk was full; what was written before is shown";
+const CUT: &str = "the recorder was probably killed or the disk was full; everything before is shown";
 const CORRUPT: &str = "the file was changed after it was written; the events of this part are missing";
 const NEWER: &str = "it was probably written by a newer gputrace; upgrade to see it";
 
@@ -272,7 +271,7 @@ impl Trace {
                 Some(Kind::Events | Kind::Held) => trace.events.push(*block),
                 Some(Kind::Mappings) => trace.mappings.push(*block),
                 Some(Kind::Index) => {}
-                None => trace.damage(block, 0, format!("a block of the unknown kind {}", block.kind), NEWER),
+                None => trace.damage(block, 0, format!("a block of unknown kind {}", block.kind), NEWER),
             }
         }
         trace.blocks = blocks;
@@ -446,7 +445,7 @@ impl Trace {
             .flat_map(|block| self.payload(block, |payload, _| read_mappings(payload)).unwrap_or_default())
     }
 
-    /// What could not be read so far. Damage inside of a block of events shows when [`Trace::events`] has come to it.
+    /// Parts that could not be read so far. Damage inside a block of events shows when [`Trace::events`] has come to it.
     #[must_use]
     pub fn damages(&self) -> Vec<Damage> {
         self.lock_damages().clone()
@@ -649,12 +648,7 @@ impl Events<'_> {
         if !self.told {
             self.told = true;
             let what = format!("more than {MAX_OPEN} blocks of events overlap in time");
-            self.trace.damage(
-                block,
-                0,
-                what,
-                "nothing is missing, but events are not in the order of their times",
-            );
+            self.trace.damage(block, 0, what, "nothing is missing, but events are not in time order");
         }
     }
 }

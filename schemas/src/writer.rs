@@ -195,7 +195,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// What is held when a segment begins: events of the time before it, in the order of their times. A reader of several segments
+    /// Memory held when a segment begins: events of the time before it, in the order of their times. A reader of several segments
     /// skips them in all but the first. Definitions that they need are written before them.
     ///
     /// # Errors
@@ -220,7 +220,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Writes what is kept, so that it survives this process.
+    /// Writes what is kept, so it survives this process.
     ///
     /// # Errors
     /// The sink's.
@@ -262,7 +262,7 @@ impl<W: Write> Writer<W> {
         self.sink.flush()
     }
 
-    /// Takes back a successful [`Writer::try_finish`], so that writing can go on. The sink must then be truncated to
+    /// Takes back a successful [`Writer::try_finish`], so writing can go on. The sink must then be truncated to
     /// [`Writer::position`].
     pub fn reopen(&mut self) {
         if let Some(index) = self.blocks.pop_if(|block| block.kind == Kind::Index as u8) {

@@ -640,7 +640,7 @@ fn blocks_that_lie_about_themselves_are_damage() {
     let ones = zstd::bulk::compress(&[0xff; 100], 1).unwrap();
     check(block(1, 1, 100, &ones, 0), "not a FlatBuffer of the schema (Type `i32`");
     check(block(2, u32::MAX, 100, &small, 0), "no more than 65536 are allowed");
-    check(block(77, 1, 100, &small, 0), "a block of the unknown kind 77");
+    check(block(77, 1, 100, &small, 0), "a block of unknown kind 77");
 }
 
 #[test]
@@ -665,12 +665,12 @@ fn other_files_are_refused_with_a_remedy() {
     let refusal = |bytes: &[u8]| open(bytes.to_vec()).unwrap_err().to_string();
     assert_eq!(
         refusal(b"\x80\x04\x95 pickle"),
-        "test.gtr is not a gputrace trace: it begins with \"\\x80\\x04\\x95 pick\"; traces are made by `gputrace record`"
+        "test.gtr is not a gputrace trace: it begins with \"\\x80\\x04\\x95 pick\"; `gputrace record` makes traces"
     );
     for begun in [&b""[..], b"GPUT"] {
         let text = refusal(begun);
         assert!(
-            text.starts_with("test.gtr has no trace in it yet: ") && text.contains("`gputrace recover`"),
+            text.starts_with("test.gtr has no trace yet: ") && text.contains("`gputrace recover`"),
             "{text}"
         );
     }

@@ -85,10 +85,8 @@ fn describe_python(producer: &mut Producer) {
             .add(b" ")
             .number(end),
         (None, Status::FreeThreaded) => unseen(b"CPython is a free-threaded build"),
-        (None, Status::UnknownVersion) => unseen(b"is no CPython from 3.9 to 3.15"),
-        (None, Status::UnknownLayout) => {
-            unseen(b"CPython lays out its memory otherwise than its version does")
-        }
+        (None, Status::UnknownVersion) => unseen(b"is not CPython 3.9 to 3.15"),
+        (None, Status::UnknownLayout) => unseen(b"CPython has another memory layout than its version"),
         (None, Status::Absent | Status::Looking | Status::Ready) => return,
     };
     let at = producer.now();

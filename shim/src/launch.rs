@@ -205,7 +205,7 @@ impl Prepared {
         if ring_file::has_namespace_for_children() {
             // Its first child is that namespace's init, whose end ends it: that is for the program's own.
             return Err(
-                b"the recorder was not started: children of this process are in a PID namespace of their own (unshare)",
+                b"the recorder was not started: children of this process are in a separate PID namespace (unshare)",
             );
         }
         let Some(scratch) = kernel::map_private(Self::BYTES) else {
@@ -357,14 +357,14 @@ fn outcome(state: u32, error: c_int, recorder: u32) -> Outcome {
         ),
         NO_CLONE => Outcome::Failed(b"the recorder could not be started: clone failed", error),
         NOT_FOUND => Outcome::Failed(
-            b"the program `gputrace` was found neither beside libgputrace.so nor on PATH (GPUTRACE_RECORDER names it)",
+            b"the program `gputrace` was found neither beside libgputrace.so nor on PATH (set GPUTRACE_RECORDER to its path)",
             0,
         ),
         NOT_RUN if error == libc::EACCES => {
-            Outcome::Failed(b"the program `gputrace` was found, but may not be executed", 0)
+            Outcome::Failed(b"the program `gputrace` was found, but is not executable", 0)
         }
         NOT_RUN => Outcome::Failed(b"the program `gputrace` was found, but could not be executed", error),
-        _ => Outcome::Failed(b"the recorder could not be started: what should do that was ended", 0),
+        _ => Outcome::Failed(b"the recorder could not be started: the process that should start it was ended", 0),
     }
 }
 

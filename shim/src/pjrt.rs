@@ -87,9 +87,9 @@ enum Why {
 
 const REASONS: [&[u8]; 5] = [
     b"the plugin's table is not aligned",
-    b"the plugin's table is smaller than any that is known",
-    b"the plugin's table is larger than any that is known",
-    b"the plugin's version is not one from 0.40 on (and 0.56 is not known)",
+    b"the plugin's table is smaller than any known one",
+    b"the plugin's table is larger than any known one",
+    b"the plugin's version is not 0.40 or later (and 0.56 is not known)",
     b"there is no memory for a copy of the plugin's table",
 ];
 

@@ -150,7 +150,7 @@ fn recorder_is_gone() -> bool {
 fn say_recorder_is_gone() {
     let (path, _) = session::ring();
     let message = Text::<480>::new()
-        .add(b"the recorder was killed; its trace ends there, and the events since then are in ")
+        .add(b"the recorder was killed; its trace ends there, and later events are in ")
         .add(path.to_bytes())
         .add(b": `gputrace recover` makes a trace of them");
     say(message.as_bytes());
@@ -160,9 +160,9 @@ fn say_recorder_is_gone() {
 fn say_recorder_ends() {
     let (path, _) = session::ring();
     let message = Text::<480>::new()
-        .add(b"the recorder is still busy, and ends with this process, the first of its namespace: what is not in the trace is in ")
+        .add(b"the recorder is still busy, and ends with this process, the first of its namespace: events that are not in the trace are in ")
         .add(path.to_bytes())
-        .add(b", of which `gputrace recover` makes one; GPUTRACE_EXIT_WAIT=60000 waits longer");
+        .add(b": `gputrace recover` makes a trace of them; GPUTRACE_EXIT_WAIT=60000 waits longer");
     say(message.as_bytes());
 }
 

@@ -383,7 +383,7 @@ fn fall_asleep(page: &Page) {
     let Some(control) = control::make().filter(|_| ledger::keep()) else {
         return step_aside(
             page,
-            b"GPUTRACE=dormant: there is no page to be woken by (memfd_create, or memory, is refused)",
+            b"GPUTRACE=dormant: there is no page for waking it (memfd_create, or memory, is refused)",
         );
     };
     page.tag.store(now().0 as u32 | 1, Ordering::Relaxed);
@@ -596,13 +596,13 @@ fn is_helped(page: &Page, control: &Control) -> bool {
 
 /// Somebody has killed the helper in the middle of its work.
 fn was_ended(page: &Page, control: &Control) {
-    let outcome = Outcome::Failed(b"what should start the recorder was killed", 0);
+    let outcome = Outcome::Failed(b"the process that should start the recorder was killed", 0);
     if page.state.load(Ordering::Acquire) == LIVE {
         // SAFETY: written before the session was.
         tell_awake(control, &outcome, unsafe { &(*facts()).path });
     } else {
         control.asked.store(wish::NOTHING, Ordering::Relaxed);
-        step_aside(page, b"what should begin the recording was killed");
+        step_aside(page, b"the process that should begin the recording was killed");
     }
 }
 
@@ -805,7 +805,7 @@ fn page() -> Option<&'static Page> {
         // SAFETY: the page was just made.
         let is_wiped = unsafe { kernel::advise(fresh.cast(), 4096, libc::MADV_WIPEONFORK) }.is_ok();
         if !is_wiped {
-            let why = b"this kernel cannot tell forked processes apart (MADV_WIPEONFORK, Linux 4.14); not recording";
+            let why = b"this kernel cannot distinguish forked processes (MADV_WIPEONFORK, Linux 4.14); not recording";
             messages::say(why, None, Moment::Start);
             // SAFETY: as above.
             unsafe { &*fresh }.generation.store(OFF, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::placement::Placement;
 
-/// What is mapped and what is placed, start to end.
+/// Mapped and placed ranges, start to end.
 #[derive(Debug, Default)]
 pub struct Audit {
     mapped: BTreeMap<u64, u64>,
@@ -54,7 +54,7 @@ impl Audit {
     /// Nobody uses it any more.
     pub fn released(&mut self, placement: Placement) {
         let end = self.placed.remove(&placement.address);
-        assert_eq!(end, Some(placement.address + placement.bytes), "released what was not placed");
+        assert_eq!(end, Some(placement.address + placement.bytes), "released something that was not placed");
     }
 
     fn run_at(&self, at: u64) -> Option<(u64, u64)> {

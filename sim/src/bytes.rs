@@ -7,7 +7,7 @@
 /// When the text is no amount; the message shows how to write one.
 pub fn parse(text: &str) -> Result<u64, String> {
     let wrong =
-        || format!("`{text}` is no amount of memory; write bytes or a unit, such as 40GiB, 512MiB, 80GB");
+        || format!("`{text}` is not an amount of memory; write bytes or a unit, such as 40GiB, 512MiB, 80GB");
     let trimmed = text.trim();
     let digits =
         trimmed.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(trimmed.len());

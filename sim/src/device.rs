@@ -31,14 +31,14 @@ impl Gauge {
     }
 }
 
-/// What is in use, whatever the policy. All in bytes.
+/// Memory in use, whatever the policy. All in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Books {
     /// Mapped from the driver.
     pub reserved: Gauge,
-    /// Handed out and not yet given back, after rounding.
+    /// Handed out and not yet freed, after rounding.
     pub allocated: Gauge,
-    /// Handed out, or given back and still used by a stream, after rounding.
+    /// Handed out, or freed and still used by a stream, after rounding.
     pub active: Gauge,
     /// The same, as requested.
     pub requested: Gauge,

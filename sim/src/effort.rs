@@ -52,7 +52,7 @@ impl Effort {
         length <= self.most
     }
 
-    /// What is left out, as a line of an answer.
+    /// The omission, as a line of an answer.
     #[must_use]
     pub fn note(self) -> String {
         format!("more than {} {}: {}", grouped(self.most), self.of.words(), self.leaves_out)
@@ -84,28 +84,28 @@ pub const SUMMARY: Effort = Effort {
     most: 1_000_000,
     of: Length::Events,
     answers: "`reduce`",
-    leaves_out: "the summary lacks a verdict that needs a replay, and a server's budget, and says so",
+    leaves_out: "the summary lacks a verdict that needs a replay, and a server's budget, and reports that",
 };
 /// What-ifs of a page.
 pub const PAGE: Effort = Effort {
     most: 400_000,
     of: Length::Requests,
     answers: "`html`, `serve`",
-    leaves_out: "the page has no what-ifs of that device, and says so",
+    leaves_out: "the page has no what-ifs of that device, and reports that",
 };
 /// Settings that are tried against an out-of-memory error.
 pub const REMEDIES: Effort = Effort {
     most: 100_000,
     of: Length::Ops,
     answers: "`oom`",
-    leaves_out: "2 limits in place of 12 are tried, and 3 settings at other addresses",
+    leaves_out: "2 limits are tried instead of 12, and 3 settings at other addresses",
 };
 /// Settings of two options or more.
 pub const COMPOSED: Effort = Effort {
     most: 1_000_000,
     of: Length::Ops,
     answers: "`tune`",
-    leaves_out: "settings of two options are tried only if one option alone leaves enough to gain, and the answer says so",
+    leaves_out: "settings with two options are tried only if one option alone leaves enough to gain; the answer reports that",
 };
 /// Packing with all lifetimes known.
 pub const PACKING: Effort = Effort {
@@ -126,42 +126,42 @@ pub const DRAWS: Effort = Effort {
     most: 500_000,
     of: Length::Requests,
     answers: "`predict`",
-    leaves_out: "4 runs that the prediction leaves possible are replayed, in place of 6",
+    leaves_out: "4 runs that the prediction leaves possible are replayed, instead of 6",
 };
 /// Settings of a server.
 pub const SERVER: Effort = Effort {
     most: 2_000_000,
     of: Length::Requests,
     answers: "`budget`",
-    leaves_out: "the largest cache is found for the recorded setting alone",
+    leaves_out: "the largest cache is found only for the recorded setting",
 };
 /// Replays at other addresses.
 pub const GUESSES: Effort = Effort {
     most: 40_000_000,
     of: Length::OpsInAll,
     answers: "`replay`, `tune`, `oom`, `budget`",
-    leaves_out: "fewer addresses are tried, down from 64 to 8; the JSON has how many (`n_guesses`)",
+    leaves_out: "fewer addresses are tried, 8 instead of 64; the JSON has their number (`n_guesses`)",
 };
 /// The same of a prediction: what its sizes leave open is more than what addresses do.
 pub const GUESSES_OF_PREDICTION: Effort = Effort {
     most: 10_000_000,
     of: Length::OpsInAll,
     answers: "`predict`",
-    leaves_out: "fewer addresses are tried, down from 64 to 8",
+    leaves_out: "fewer addresses are tried, 8 instead of 64",
 };
 /// Guesses of what the driver had when the history began.
 pub const SEEDING: Effort = Effort {
     most: 100_000,
     of: Length::CallsInAll,
     answers: "all that replay",
-    leaves_out: "fewer states of the driver are tried for the start of the history",
+    leaves_out: "fewer driver states are tried for the start of the history",
 };
 /// Facts about the driver that are dated back.
 pub const DATING: Effort = Effort {
     most: 4_000_000,
     of: Length::CallsInAll,
     answers: "all that replay",
-    leaves_out: "what is known of the driver counts from when it was seen",
+    leaves_out: "knowledge of the driver counts only from when it was seen",
 };
 
 /// All of them.

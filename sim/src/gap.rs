@@ -42,7 +42,7 @@ pub struct Gap {
     pub cached: u64,
     /// Free beside something live.
     pub stranded: u64,
-    /// Who holds the segments of `stranded` and `isolated`, most first.
+    /// Call sites that hold the segments of `stranded` and `isolated`, most first.
     pub pins: Vec<Pin>,
 }
 
@@ -56,12 +56,12 @@ impl Gap {
             ("segment_rounding", "rest of the newest segment", self.segment_rounding),
             ("isolated", "free, of other streams or pools", self.isolated),
             ("cached", "wholly free segments that did not fit", self.cached),
-            ("stranded", "free beside something in use", self.stranded),
+            ("stranded", "free beside a block in use", self.stranded),
         ]
     }
 }
 
-/// A call site whose blocks keep segments from being given back.
+/// A call site whose blocks keep segments from being freed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
     /// The innermost line of the user's Python, else of any Python, else the innermost function.

@@ -22,7 +22,7 @@ pub struct StreamIdx(pub u16);
 pub struct PoolIdx(pub u16);
 
 impl PoolIdx {
-    /// The pool of everything that asks for no pool of its own.
+    /// The pool of everything that requests no pool of its own.
     pub const DEFAULT: PoolIdx = PoolIdx(0);
 }
 
@@ -61,11 +61,11 @@ pub enum PoolChange {
 /// One request that was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// What the program asked for, bytes, before any rounding.
+    /// The amount that the program requested, bytes, before any rounding.
     pub requested: u64,
     /// Where it really was.
     pub address: u64,
-    /// Who asked.
+    /// The call stack of the request.
     pub stack: StackId,
     /// The stream that it may be used on without synchronisation.
     pub stream: StreamIdx,
@@ -76,7 +76,7 @@ pub struct Allocation {
 /// One request that failed when it was recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedOom {
-    /// Bytes asked for. PyTorch records them after rounding.
+    /// Bytes requested. PyTorch records them after rounding.
     pub rounded: u64,
     /// Bytes free on the device at that moment.
     pub device_free: u64,
@@ -84,14 +84,14 @@ pub struct RecordedOom {
     pub stream: Option<StreamIdx>,
     /// The pool of the request.
     pub pool: PoolIdx,
-    /// Who asked.
+    /// The call stack of the request.
     pub stack: StackId,
 }
 
 /// The program asked how much memory of the device is free: what it did then may depend on the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// Who asked.
+    /// The call stack of the request.
     pub stack: StackId,
     /// How often.
     pub times: u64,
@@ -102,7 +102,7 @@ pub struct Query {
 /// Memory of the device that the recorded allocator had no part in: contexts, code, other libraries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Others {
-    /// Who held it.
+    /// Its owners.
     pub names: Vec<String>,
     /// In order.
     pub changes: Vec<OtherChange>,
@@ -117,7 +117,7 @@ pub struct OtherChange {
     pub before_op: u32,
     /// Index into [`Others::names`].
     pub name: u32,
-    /// What it held from then on, bytes.
+    /// Memory that it held from then on, bytes.
     pub bytes: u64,
 }
 
@@ -222,7 +222,7 @@ pub struct NearbyEvent {
     pub before_op: u32,
     /// It happened before the [`OpStream::driver`] call at this index.
     pub before_call: u32,
-    /// What happened.
+    /// The events.
     pub what: Nearby,
 }
 
@@ -369,7 +369,7 @@ pub struct OpStream {
     pub final_layout: Vec<LayoutSegment>,
     /// What the ops cover.
     pub history: History,
-    /// What is known about the recorded allocator.
+    /// The facts known about the recorded allocator.
     pub settings: RecordedSettings,
     /// Stacks, shared among the devices of a trace.
     pub stacks: Arc<Stacks>,

@@ -1,6 +1,6 @@
 //! Where memory lies: pages, segments, and the place of a request in one.
 
-/// 2 MiB: what the driver hands out physical memory in, since Pascal (measured, and pytorch#17120).
+/// 2 MiB: what the driver allocates physical memory in, since Pascal (measured, and pytorch#17120).
 pub const PAGE: u64 = 2 << 20;
 
 /// A contiguous range of addresses from the driver, in order of creation.
@@ -12,11 +12,11 @@ pub struct SegmentId(pub u32);
 pub struct Segment {
     /// Its number.
     pub id: SegmentId,
-    /// Where it starts.
+    /// Its start.
     pub address: u64,
 }
 
-/// Where a request lives.
+/// The place of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// First byte.

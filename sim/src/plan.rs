@@ -25,7 +25,7 @@ pub struct Slot {
     pub bytes: u64,
 }
 
-/// Where each request is to go.
+/// The planned place of each request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// By number of the request, failed ones and what was live before the history included.

@@ -19,7 +19,7 @@ pub struct OomPoint {
     pub request: u64,
     /// Index of the op.
     pub op: usize,
-    /// Bytes that the program asked for.
+    /// Bytes that the program requested.
     pub requested: u64,
     /// Mapped from the driver at that moment, after everything that could be flushed was, bytes.
     pub reserved: u64,
@@ -27,11 +27,11 @@ pub struct OomPoint {
     pub allocated: u64,
     /// What the allocator and others held at that moment.
     pub held: Tightest,
-    /// What the policy said.
+    /// The policy's error.
     pub error: OutOfMemory,
 }
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The books at the end, peaks over the whole history.
@@ -165,7 +165,7 @@ pub(crate) fn run_knowing(
 }
 
 /// Runs a stream under the very settings that it was recorded under: what was there before the history began lies where
-/// it lay. Where that cannot be, it is asked for again, as in [`run`].
+/// it lay. Where that cannot be, it is requested again, as in [`run`].
 pub fn run_as_recorded(
     stream: &OpStream,
     policy: &mut dyn Policy,

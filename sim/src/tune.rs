@@ -105,7 +105,7 @@ fn accepted(version: (u8, u8), mut settings: Vec<String>) -> Result<Vec<String>,
 pub struct Candidate {
     /// The options.
     pub options: String,
-    /// What came of them.
+    /// Their result.
     pub outcome: Outcome,
 }
 
@@ -127,12 +127,12 @@ fn n_calls(books: &Books) -> u64 {
     books.n_device_alloc + books.n_device_free
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The setting with the smallest peak that is sure, or one with fewer options that reserves hardly more.
     pub options: String,
-    /// What comes of it.
+    /// Its answer.
     pub answer: Answer,
     /// Settings that no other beats in both peak and driver calls, smallest peak first.
     pub pareto: Vec<Candidate>,

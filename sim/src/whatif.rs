@@ -34,7 +34,7 @@ pub struct Question {
     pub device_memory: Option<u64>,
     /// The most that the process may reserve, bytes. Where others are counted, they and the allocator share it.
     pub limit: Option<u64>,
-    /// What others hold of the device.
+    /// Memory that others hold of the device.
     pub other: Other,
 }
 
@@ -87,7 +87,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// What nobody held, bytes.
+    /// Memory that nobody held, bytes.
     pub fn free(&self) -> u64 {
         let others = self.others.iter().flatten().map(|(_, bytes)| bytes);
         others.fold(self.limit.saturating_sub(self.reserved), |free, bytes| free.saturating_sub(*bytes))

@@ -241,7 +241,7 @@ def samples(name, trace):
 def audited(name, trace):
     """(c) The naive checker finds nothing."""
     text = verb("doctor", trace)
-    good = "every total, range and block adds up" in text
+    good = "every total, range and block is consistent" in text
     check(good, f"{name}: the auditor finds nothing", "" if good else text[-700:])
     problems = [line for line in text.splitlines() if " times: " in line]
     check(not problems, f"{name}: no findings", "; ".join(problems))

@@ -211,7 +211,7 @@ def reads_and_writes(base, refusal):
     mapped = run("map", "-o", f"{base}/m/", "leaks", "--json", "--", f"{base}/a/")
     say(mapped.returncode == 0, f"map from there to there {mapped.stderr}")
     missing = run("report", f"{base}/a/no.gtr")
-    say(missing.returncode == 2 and "there is no such object" in missing.stderr, f"an object that is not there is named {missing.stderr}")
+    say(missing.returncode == 2 and "the object does not exist" in missing.stderr, f"an object that is not there is named {missing.stderr}")
     nothing = run("report", f"{base}/none/")
     say(nothing.returncode == 2 and f"{base}/none" in nothing.stderr, f"so is a folder without traces {nothing.stderr}")
     if refusal:

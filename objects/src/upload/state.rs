@@ -17,13 +17,13 @@ const LONGEST_URL: usize = 8 << 10;
 /// Most bytes of a kept state: one with [`MOST_PARTS`] parts of S3 has 0.6 MB, of Azure 1.2 MB.
 pub(crate) const MOST_STATE: u64 = 8 << 20;
 
-/// What was sent of a file.
+/// The parts of a file that were sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     /// What this is: `gputrace.upload/1`.
     schema: String,
-    /// Where the file goes.
+    /// The destination of the file.
     pub url: String,
     /// What the store calls the upload.
     pub(crate) id: String,

@@ -267,7 +267,7 @@ def beyond(allowed: Limits, usage: Usage) -> Iterator[str]:
         amount = sum(leaks.values())
         if amount > allowed["limit_gpu_leaks"]:
             yield "\n".join([
-                f"gputrace: {show_bytes(amount)} allocated by this test were not given back, the limit is "
+                f"gputrace: {show_bytes(amount)} allocated by this test were not freed, the limit is "
                 f"{show_bytes(allowed['limit_gpu_leaks'])} (limit_gpu_leaks)",
                 *places(leaks),
             ])

@@ -123,14 +123,12 @@ impl Late {
         })?;
         let maps = Maps::of(pid).ok_or_else(|| no(&why_untraceable(pid)))?;
         if maps.base("libcuda.so").is_none() {
-            return Err(no(
-                "it has not loaded the CUDA driver (libcuda.so.1): it can be attached to once it has",
-            ));
+            return Err(no("it has not loaded the CUDA driver (libcuda.so.1): attach once it has"));
         }
         let base = maps.base("libc.so.6").or_else(|| maps.base("libc-2."));
         let c_library = base.and_then(|base| Image::read(&memory, base));
         let c_library = c_library.ok_or_else(|| {
-            no("its C library is not glibc for x86-64, or is a part of the program: start it with LD_PRELOAD")
+            no("its C library is not glibc for x86-64, or is statically linked: start it with LD_PRELOAD")
         })?;
         let older =
             ["libpthread", "libdl"].map(|name| maps.base(name).and_then(|base| Image::read(&memory, base)));
@@ -157,7 +155,7 @@ impl Late {
             return Err(no("its C library has no pthread_attr_setstacksize"));
         };
         let piece = |code: &[u8]| {
-            c_library.find(&memory, code).ok_or_else(|| no("its C library does not look as expected"))
+            c_library.find(&memory, code).ok_or_else(|| no("its C library has an unexpected layout"))
         };
         let restore = piece(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05])?;
         let call = piece(&[0x0f, 0x05, 0xc3])?;
@@ -220,7 +218,7 @@ impl Late {
     fn make_file(&self) -> Result<(u64, File), Refusal> {
         let exec = match fs::read_to_string("/proc/sys/vm/memfd_noexec").map(|it| it.trim().to_owned()) {
             Ok(level) if level == "2" => {
-                return Err(self.no("memory files may not be executed on this machine (vm.memfd_noexec=2): start it with LD_PRELOAD"));
+                return Err(self.no("memory files cannot be executed on this machine (vm.memfd_noexec=2): start it with LD_PRELOAD"));
             }
             Ok(_) => MFD_EXEC,
             Err(_) => 0,
@@ -242,7 +240,10 @@ impl Late {
                     file.map_err(|why| self.no(&format!("its memory file: {why}")))?,
                 ));
             }
-            self.wait(until, "it could not make a memory file (memfd_create), or its thread went elsewhere")?;
+            self.wait(
+                until,
+                "it could not create a memory file (memfd_create), or its thread went elsewhere",
+            )?;
         }
     }
 
@@ -301,7 +302,7 @@ impl Late {
         serves: Duration,
     ) -> Result<(u64, u64), Refusal> {
         let at = (library.len() as u64).next_multiple_of(PAGE);
-        let base = self.maps()?.hole().ok_or_else(|| self.no("there is no room in its addresses"))?;
+        let base = self.maps()?.hole().ok_or_else(|| self.no("its address space has no room"))?;
         let mut page = vec![0_u8; PAGE as usize];
         let create = self.numbers.pop();
         self.numbers.extend([
@@ -358,7 +359,7 @@ impl Late {
             }
             self.wait(
                 until,
-                "it could not map two pages (a limit of its memory?), or its thread went elsewhere",
+                "it could not map two pages (a limit on its memory?), or its thread went elsewhere",
             )?;
         }
         let create = self.numbers.iter().find(|(place, _)| *place == given::THREAD).map_or(0, |it| it.1);
@@ -382,7 +383,7 @@ impl Late {
         while state(file, numbers_at) == 0 {
             let is_over = number(file, numbers_at + given::TIME as u64) != 0;
             let is_new = |thread: &u32| !before.contains(thread);
-            let no = "it could not make a thread (a limit of its threads or memory?)";
+            let no = "it could not start a thread (a limit on its threads or memory?)";
             if is_over && state(file, numbers_at) == 0 && !threads::listed(self.pid).iter().any(is_new) {
                 self.is_committed = state(file, numbers_at) != 0;
                 return Err(self.no(no));
@@ -425,7 +426,7 @@ impl Late {
                 }
             }
             patience = Duration::from_millis(500);
-            self.wait(until, "none of its threads came to a place where it could be borrowed for a moment (they wait in the loader, in an allocator, in a signal handler or in other libraries): try again later")?;
+            self.wait(until, "no thread reached a point where gputrace could use it for a moment (threads were in the loader, an allocator, a signal handler or other libraries): try again later")?;
         }
     }
 
@@ -523,27 +524,27 @@ fn refuse_by_status(pid: u32) -> Result<(), Refusal> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map_or("", str::trim);
     let no = |why: String| Err(Refusal::NotLate { pid, why });
     if pid == std::process::id() {
-        return no("that is this gputrace".to_owned());
+        return no("that is this gputrace process".to_owned());
     }
     match field("State:").chars().next() {
         Some('Z' | 'X') => return Err(Refusal::Gone(pid)),
-        Some('T' | 't') => return no("it is stopped: `kill -CONT` lets it go on".to_owned()),
+        Some('T' | 't') => return no("it is stopped: `kill -CONT` resumes it".to_owned()),
         _ => {}
     }
     if !matches!(field("TracerPid:"), "" | "0") {
         return no(format!(
-            "process {} traces it already (a debugger, strace): let that end first",
+            "process {} already traces it (a debugger, strace): end that first",
             field("TracerPid:")
         ));
     }
     if !matches!(field("Seccomp:"), "" | "0") {
-        return no("a filter of system calls is on (seccomp, as in most containers), under which the library steps aside: start the container with --security-opt seccomp=unconfined".to_owned());
+        return no("it is under a seccomp filter (as in most containers), where the library disables itself: start the container with --security-opt seccomp=unconfined".to_owned());
     }
     if field("x86_Thread_features:").contains("shstk") {
         return no("it has a shadow stack (glibc.cpu.x86_shstk): start it with LD_PRELOAD".to_owned());
     }
     if shares_memory_with_parent(pid, field("PPid:")) {
-        return no("it has not become a program of its own yet (vfork): try again".to_owned());
+        return no("it is between vfork and exec: try again".to_owned());
     }
     Ok(())
 }
@@ -557,9 +558,9 @@ fn shares_memory_with_parent(pid: u32, parent: &str) -> bool {
 fn why_untraceable(pid: u32) -> String {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     match scope.trim() {
-        "1" => "only its parent and root may (kernel.yama.ptrace_scope=1): run this as root, or with CAP_SYS_PTRACE".to_owned(),
-        "2" => "only root may (kernel.yama.ptrace_scope=2)".to_owned(),
-        "3" => "nobody may on this machine (kernel.yama.ptrace_scope=3): start it with LD_PRELOAD and GPUTRACE=dormant".to_owned(),
+        "1" => "only its parent and root may do this (kernel.yama.ptrace_scope=1): run this as root, or with CAP_SYS_PTRACE".to_owned(),
+        "2" => "only root may do this (kernel.yama.ptrace_scope=2)".to_owned(),
+        "3" => "not allowed on this machine (kernel.yama.ptrace_scope=3): start it with LD_PRELOAD and GPUTRACE=dormant".to_owned(),
         _ => crate::attach::why_hidden(pid),
     }
 }

@@ -150,7 +150,7 @@ fn what_is_not_python_has_native_stacks_and_what_is_gone_is_said() {
     let child = Running::of("sh", "echo ready; exec sleep 1000");
     let stacks =
         child.until(|stacks| native(&stacks.threads[0]).iter().any(|name| name.contains("nanosleep")));
-    assert_eq!(stacks.no_python.as_deref(), Some("it runs no CPython 3"));
+    assert_eq!(stacks.no_python.as_deref(), Some("it does not run CPython 3"));
     assert_eq!(stacks.threads[0].end, End::Whole);
     assert!(matches!(super::stacks(u32::MAX >> 2), Err(NoStacks::Gone(_))));
 }

@@ -147,7 +147,7 @@ impl Bounded {
                 if !self.has_complained {
                     self.has_complained = true;
                     crate::say(&format!(
-                        "cannot begin the next segment of {}: {error}; the recording goes on in this one, and another try follows",
+                        "cannot begin the next segment of {}: {error}; the recording continues in this one, and gputrace tries again",
                         self.segments.get().base().display(),
                     ));
                 }

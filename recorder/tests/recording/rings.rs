@@ -55,16 +55,16 @@ fn a_file_that_is_no_ring_is_refused() {
         let ring = folder.join("ring");
         fs::write(&ring, vec![7; bytes]).unwrap();
         let error = record(&ring, options(&folder, "a.gtr")).unwrap_err().to_string();
-        error.split_once("that can be read: ").unwrap().1.to_owned()
+        error.split_once("not a readable ring: ").unwrap().1.to_owned()
     };
     let short = format!(
-        "it is shorter than the {} bytes it should have; its process died while making it, and nothing is lost",
+        "it is shorter than the expected {} bytes; its process died while creating it, and nothing is lost",
         Map::bytes_for(1)
     );
     assert_eq!(refuse(100), short);
     assert_eq!(
         refuse(Map::bytes_for(1)),
-        "it does not begin as a ring does; if its process died while making it, nothing is lost"
+        "it does not begin like a ring; if its process died while creating it, nothing is lost"
     );
 }
 

@@ -133,7 +133,7 @@ fn category(line: &str) -> Result<(String, String, Vec<Field>), String> {
     let (name, rest) = line.split_once(':').ok_or("write NAME: FIELD=PATTERN ...")?;
     let (name, rest) = (name.trim(), rest.trim());
     let fields = rules::fields(rest, &FIELDS)
-        .map_err(|word| format!("`{word}` is not a field; there are site=, stack=, role=, min= and max="))?;
+        .map_err(|word| format!("`{word}` is not a field; fields are site=, stack=, role=, min= and max="))?;
     let fields = fields.into_iter().map(|(make, value)| make(value)).collect::<Result<Vec<_>, _>>()?;
     if name.is_empty() || fields.is_empty() {
         return Err("write NAME: FIELD=PATTERN ...".into());
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(wrong("\nKV cache"), "line 2: write NAME: FIELD=PATTERN ...");
         assert_eq!(
             wrong("a: b"),
-            "line 1: `b` is not a field; there are site=, stack=, role=, min= and max="
+            "line 1: `b` is not a field; fields are site=, stack=, role=, min= and max="
         );
         assert!(wrong("a: min=x").starts_with("line 1: "));
     }

@@ -35,15 +35,15 @@ const COLLECTOR: &[&str] = &[
 /// All of it.
 #[derive(Clone, Debug, Default)]
 pub struct Cycles {
-    /// All bytes that the collector gave back.
+    /// All bytes that the collector freed.
     pub bytes: Bytes,
     /// In how many blocks.
     pub blocks: u64,
     /// The most that was held at one moment by blocks that were left to the collector.
     pub peak: Bytes,
-    /// Collections that gave back any.
+    /// Collections that freed any.
     pub collections: u64,
-    /// Threads that gave back memory meanwhile: more than one means that some of it was not a collector's.
+    /// Threads that freed memory meanwhile: more than one means that some of it was not a collector's.
     pub n_threads: usize,
     /// By call site, most first.
     pub sites: Vec<CycleSite>,
@@ -54,7 +54,7 @@ pub struct Cycles {
 pub struct CycleSite {
     /// Which, by device.
     pub device: i16,
-    /// Where it was asked for.
+    /// The call site of the request.
     pub site: SiteId,
     /// All of it.
     pub bytes: Bytes,

@@ -15,8 +15,7 @@ pub fn strayed(check: &SelfCheck) -> Option<String> {
     let SelfCheck { n_matching, n_requests, .. } = check;
     (n_matching < n_requests).then(|| {
         format!(
-            "the replay of the recorded setting puts {} of {n_requests} requests elsewhere than the program had them \
-             (private pools are not in a trace)",
+            "the replay of the recorded setting places {} of {n_requests} requests elsewhere than the program (the trace does not have private pools)",
             n_requests - n_matching
         )
     })
@@ -27,7 +26,6 @@ pub fn strayed(check: &SelfCheck) -> Option<String> {
 pub fn guessed_pools(stream: &OpStream) -> Option<String> {
     let is_guessed = stream.pools.iter().any(|pool| pool.is_guessed());
     is_guessed.then(|| {
-        "which requests were of private pools is not in the trace, and was guessed from their addresses"
-            .into()
+        "the trace does not show which requests used private pools; they were inferred from addresses".into()
     })
 }

@@ -29,7 +29,7 @@ pub struct Pool {
     pub n_free: u64,
     /// The largest of them.
     pub largest_free: Bytes,
-    /// In segments without any live block: what `empty_cache` gives back.
+    /// In segments without any live block: what `empty_cache` frees.
     pub wholly_free: Bytes,
 }
 

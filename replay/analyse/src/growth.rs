@@ -85,7 +85,7 @@ pub struct Place {
     pub device: i16,
     /// In which books.
     pub account: Account,
-    /// Where.
+    /// Its place.
     pub site: SiteId,
 }
 
@@ -315,7 +315,7 @@ impl Growth {
         &series[..self.n_before_last.min(series.len())]
     }
 
-    /// Whether the trace is long enough for any judgement, and gave back enough for there to be steps in it: a program
+    /// Whether the trace is long enough for any judgement, and freed enough for there to be steps in it: a program
     /// that loads a model does nothing but grow.
     #[must_use]
     pub fn can_tell(&self) -> bool {
@@ -334,7 +334,7 @@ impl Growth {
 /// A site that rises.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Rising {
-    /// Where.
+    /// Its place.
     pub place: Place,
     /// How.
     pub trend: Trend,
@@ -359,7 +359,7 @@ pub struct Spread {
     pub n_windows: usize,
 }
 
-/// What becomes of a rise.
+/// The fate of a rise.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize, Serialize)]
 pub enum Course {
     /// It goes on to the end.

@@ -19,7 +19,7 @@ use gputrace_trace::ledger::{Ledger, SiteId};
 /// Most sizes that are kept of one line.
 const MOST_SIZES: usize = 4096;
 
-/// What was held at a moment.
+/// Memory held at a moment.
 #[derive(Clone, Debug, Default)]
 pub struct HeldAt {
     /// On which device.
@@ -32,20 +32,20 @@ pub struct HeldAt {
     pub holders: Vec<Holder>,
     /// The same taken apart by purpose, most first: of failures and peaks.
     pub holdings: Vec<Holding>,
-    /// What was asked for by one stack again and again and was held together, most first.
+    /// Memory requested by one stack again and again and held together, most first.
     pub piles: Vec<Pile>,
-    /// What models had made as they ran and gave back before a backward pass began, if none waited for more: of failures and peaks.
+    /// What models had made as they ran and freed before a backward pass began, if none waited for more: of failures and peaks.
     pub evaluated: Bytes,
 }
 
-/// What one line held for one purpose.
+/// Memory that one line held for one purpose.
 #[derive(Clone, Debug)]
 pub struct Holder {
     /// Which line.
     pub site: SiteId,
-    /// What for: an index of [`crate::lifetimes::Lifetimes::role_names`].
+    /// Its purpose: an index of [`crate::lifetimes::Lifetimes::role_names`].
     pub role: u16,
-    /// What the stacks show.
+    /// Signs of its stacks.
     pub signs: Signs,
     /// How much.
     pub bytes: Bytes,
@@ -53,15 +53,15 @@ pub struct Holder {
     pub blocks: u64,
     /// On which streams.
     pub streams: Vec<Option<u64>>,
-    /// What was asked for, each size with its number.
+    /// The requested sizes, each with its number.
     pub sizes: BTreeMap<Bytes, u64>,
-    /// When the first of it was asked for.
+    /// When the first of it was requested.
     pub since: Nanos,
     /// A stack of it.
     pub stack: StackId,
-    /// The largest block of the line that had been given back by then.
+    /// The largest block of the line that had been freed by then.
     pub before: Bytes,
-    /// Different sizes that the line ever asked for, if each new one was larger than those before; else 0.
+    /// Different sizes that the line ever requested, if each new one was larger than those before; else 0.
     pub rising_sizes: u64,
     /// The program's line that called the model, if the stack is in one.
     pub caller: String,

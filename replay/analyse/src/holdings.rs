@@ -89,11 +89,11 @@ pub enum Purpose {
 /// A part of what was held.
 #[derive(Clone, Debug)]
 pub struct Holding {
-    /// What for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// The line that holds most of it.
     pub site: SiteId,
-    /// The program's own lines outside of that one, innermost first, where others have the same line.
+    /// The program's own lines outside that one, innermost first, where others have the same line.
     pub called: String,
     /// How much.
     pub bytes: Bytes,
@@ -101,13 +101,13 @@ pub struct Holding {
     pub blocks: u64,
     /// The largest.
     pub largest: Bytes,
-    /// What the stacks of its largest line show.
+    /// Signs of its largest line's stacks.
     pub signs: Signs,
-    /// When the first of it was asked for.
+    /// When the first of it was requested.
     pub since: Nanos,
-    /// What models asked for, in blocks, between the first of it and the last.
+    /// What models requested, in blocks, between the first of it and the last.
     pub work_between: u64,
-    /// What it held in an earlier step when the request that failed now went well, of these the time when most was held.
+    /// Memory that it held in an earlier step when the request that failed now went well, of these the time when most was held.
     pub then: Option<Bytes>,
     /// The most that PyTorch's blocks held at any time without all that is like it; none where that was not computed.
     pub without: Option<Bytes>,

@@ -37,7 +37,7 @@ pub struct Idle {
     pub blocks: u64,
     /// The function: `Model.generate`.
     pub function: String,
-    /// When it asked for memory last.
+    /// When it requested memory last.
     pub over: Nanos,
 }
 

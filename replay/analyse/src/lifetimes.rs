@@ -35,17 +35,17 @@ pub struct Lifetimes {
     pub cycles: Cycles,
     /// Blocks without a stack were taken for those of the backward pass.
     pub is_guessed: bool,
-    /// What was held when a request last failed, by device.
+    /// Memory held when a request last failed, by device.
     pub at_failure: Vec<HeldAt>,
-    /// What was held at the peak of each device.
+    /// Memory held at the peak of each device.
     pub at_peak: Vec<HeldAt>,
-    /// What was held at the end, of each device.
+    /// Memory held at the end, of each device.
     pub at_end: Vec<HeldAt>,
-    /// What was held at the peak of a device although the work that it was made for was over.
+    /// Memory held at the peak of a device although the work that it was made for was over.
     pub idle: Vec<Idle>,
     /// Some of the model is computed again in the backward pass.
     pub has_checkpointing: bool,
-    /// Streams and what was asked for on each, by device and stream.
+    /// Streams and what was requested on each, by device and stream.
     pub streams: Vec<StreamUse>,
     /// All of the blocks that were held when the history began.
     pub from_before: Bytes,
@@ -57,7 +57,7 @@ pub struct Lifetimes {
     pub role_names: Vec<(String, String)>,
 }
 
-/// What was asked for on one stream.
+/// Requests on one stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StreamUse {
     /// On which device.
@@ -74,9 +74,9 @@ pub struct StreamUse {
     pub since: Nanos,
     /// When it was last asked.
     pub until: Nanos,
-    /// Blocks that were asked for on the device's other streams after that.
+    /// Blocks that were requested on the device's other streams after that.
     pub after: u64,
-    /// The line that asked for most.
+    /// The line that requested most.
     pub site: SiteId,
 }
 
@@ -97,11 +97,11 @@ pub struct DeviceLifetimes {
     pub roles: Vec<RoleBytes>,
     /// The call sites that the peak would be lower without, most first.
     pub makers: Vec<Maker>,
-    /// What was held until the next of its kind took its place, most at the peak first.
+    /// Memory held until the next of its kind took its place, most at the peak first.
     pub replaced: Vec<Replaced>,
 }
 
-/// What was held in a stretch of time.
+/// Memory held in a stretch of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stretch {
     /// From its first change.
@@ -130,7 +130,7 @@ pub struct RoleBytes {
     pub at_peak: Bytes,
     /// The most it held.
     pub peak: Bytes,
-    /// The most that the program asked for at one time.
+    /// The most that the program requested at one time.
     pub peak_requested: Bytes,
     /// Held at the end.
     pub at_end: Bytes,
@@ -147,9 +147,9 @@ pub struct Maker {
     pub site: SiteId,
     /// Held at the peak.
     pub at_peak: Bytes,
-    /// Of that, what was given back before the next backward pass, or in the one that asked; or within a request.
+    /// Of that, what was freed before the next backward pass, or in the one that asked; or within a request.
     pub temporary: Bytes,
-    /// The peak if the call site asked for nothing.
+    /// The peak if the call site requested nothing.
     pub without: Bytes,
     /// Median time that its blocks at the peak were held.
     pub held_for: Nanos,
@@ -164,7 +164,7 @@ pub struct Replaced {
     pub times: u64,
     /// The largest predecessor.
     pub bytes: Bytes,
-    /// The peak if each had been given back just before its successor was asked for.
+    /// The peak if each had been freed just before its successor was requested.
     pub without: Bytes,
 }
 

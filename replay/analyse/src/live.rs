@@ -73,12 +73,12 @@ impl Level {
     }
 }
 
-/// What was held in the same way from the same place.
+/// Memory held in the same way from the same place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Holder {
     /// On which device.
     pub device: i16,
-    /// What it is.
+    /// Its kind.
     pub level: Level,
     /// Whose; of blocks and cache that is PyTorch.
     pub owner: OwnerId,
@@ -88,11 +88,11 @@ pub struct Holder {
     pub stack: StackId,
     /// For which stream, where that was seen.
     pub stream: Option<u64>,
-    /// Which of [`View::parts`] it belongs to; 0 where none were asked for.
+    /// Which of [`View::parts`] it belongs to; 0 where none were requested.
     pub part: u32,
 }
 
-/// What else separates holders, where it was asked for.
+/// What else separates holders, where it was requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Parts {
     /// Nothing.
@@ -104,17 +104,17 @@ pub enum Parts {
     Roles,
 }
 
-/// What was held, and the story that it belongs to.
+/// Memory held, and the story that it belongs to.
 pub struct View {
-    /// What happened.
+    /// The events.
     pub story: Story,
     /// Of all devices that held anything.
     pub pictures: Vec<Picture>,
-    /// Names of the parts that were asked for, by number.
+    /// Names of the parts that were requested, by number.
     pub parts: Vec<String>,
 }
 
-/// What was held at a moment of one device.
+/// Memory held at a moment of one device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Picture {
     /// Which device.
@@ -179,7 +179,7 @@ fn by_phase(source: &Source, when: When) -> View {
         parted(ledger, device, time, &|_, block| block.phase.0, &|object| object.phase.0)
     });
     let path = |id| match story.ledger.phases.path(PhaseId(id)) {
-        "" => "(outside of any range)".to_owned(),
+        "" => "(outside any range)".to_owned(),
         path => path.to_owned(),
     };
     let n_phases = u32::try_from(story.ledger.phases.len()).unwrap_or(u32::MAX);
@@ -344,7 +344,7 @@ fn visit_watched<W: Watch>(
     }
 }
 
-/// What is held of a device now.
+/// Memory of a device held now.
 pub fn picture(ledger: &Ledger, device: i16, time: Nanos) -> Picture {
     parted(ledger, device, time, &|_, _| 0, &|_| 0)
 }
@@ -425,9 +425,9 @@ fn torch_owner(ledger: &Ledger) -> OwnerId {
 
 /// Unused memory, as a line of a stack.
 pub const CACHED: &str = "(reserved by PyTorch, used by nobody)";
-/// What JAX's allocator holds beside buffers, as a line of a stack.
+/// Memory that JAX's allocator holds beside buffers, as a line of a stack.
 pub const ARENA: &str = "(held by JAX's allocator, in no buffer: temporaries, free)";
-/// What was asked for where no stack was recorded, as a line of a stack.
+/// Memory requested without a recorded stack, as a line of a stack.
 pub const NO_STACK: &str = "(no stack recorded)";
 
 /// A line of a stack in words.
@@ -475,7 +475,7 @@ impl<'a> Lines<'a> {
         Lines { definitions, native, stacks: FxHashMap::default() }
     }
 
-    /// Whose stacks.
+    /// The definitions of its stacks.
     pub fn definitions(&self) -> &'a dyn Definitions {
         self.definitions
     }

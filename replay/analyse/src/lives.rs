@@ -11,7 +11,7 @@ use gputrace_trace::Before;
 use gputrace_trace::ledger::{Block, Ledger, SiteId, Step, Watch};
 use gputrace_trace::newest::Newest;
 
-/// A block is not given back.
+/// A block is not freed.
 pub const NEVER: u32 = u32::MAX;
 
 /// Number of a stream among those of all lives; none where the request was not seen. Much smaller than a handle.
@@ -28,14 +28,14 @@ impl Default for StreamNumber {
     }
 }
 
-/// From the moment a block was handed out to the one it was taken back.
+/// From the moment a block was allocated to the one it was taken back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Life {
     /// The block's size.
     pub bytes: Bytes,
-    /// What the program asked for; the size where that was not seen.
+    /// The amount that the program requested; the size where that was not seen.
     pub requested: Bytes,
-    /// When it was handed out.
+    /// When it was allocated.
     pub since: Nanos,
     /// When it was taken back; the last moment of the trace if it was not.
     pub until: Nanos,
@@ -51,7 +51,7 @@ pub struct Life {
     pub device: i16,
     /// The stream of the request: [`Lives::stream`].
     pub stream: StreamNumber,
-    /// It was held when the history began: where and when it was asked for is not known.
+    /// It was held when the history began: where and when it was requested is not known.
     pub is_from_before: bool,
 }
 
@@ -81,7 +81,7 @@ pub struct Collected {
     pub thread: ThreadId,
     /// The stack of the one who gave it back.
     pub stack: StackId,
-    /// The thread that had asked for it.
+    /// The thread that had requested it.
     pub owner: ThreadId,
 }
 
@@ -90,7 +90,7 @@ pub struct Collected {
 pub struct Lives {
     /// The lives.
     pub list: Vec<Life>,
-    /// What the collector of reference cycles gave back, in the order of the deaths.
+    /// What the collector of reference cycles freed, in the order of the deaths.
     pub collected: Vec<Collected>,
     /// Births and deaths.
     pub n_moments: u32,

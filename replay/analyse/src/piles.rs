@@ -38,13 +38,13 @@ pub enum Course {
 /// Blocks of one stack, held together.
 #[derive(Clone, Debug)]
 pub struct Pile {
-    /// The line that asked for them.
+    /// The line that requested them.
     pub site: SiteId,
     /// The stack.
     pub stack: StackId,
-    /// A model's code asked for them.
+    /// A model's code requested them.
     pub is_in_model: bool,
-    /// What for: an index of [`crate::lifetimes::Lifetimes::role_names`].
+    /// Its purpose: an index of [`crate::lifetimes::Lifetimes::role_names`].
     pub role: u16,
     /// How much.
     pub bytes: Bytes,
@@ -54,7 +54,7 @@ pub struct Pile {
     pub is_equal: bool,
     /// How it came about.
     pub course: Course,
-    /// In how many turns of the loop: between two of them, the loop itself asked for something.
+    /// In how many turns of the loop: between two of them, the loop itself requested something.
     pub turns: u64,
     /// The program's line in the function that loops; empty where none is known.
     pub looped_at: String,

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 /// Something in a trace that might have gone differently under another allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reaction {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// How often it was seen.
     pub count: u64,
@@ -61,25 +61,23 @@ impl Reaction {
         };
         match kind {
             Kind::CaughtOom => format!(
-                "the program ran out of memory {times}{} and went on: where those requests do not fail, it would have gone \
-                 another way",
+                "the program ran out of memory {times}{} and continued: without these errors it would have behaved differently",
                 at("first at ")
             ),
             Kind::EndsInOom => format!(
-                "the trace ends where memory ran out{}: what the program would have needed after that is not in it",
+                "the trace ends at an out-of-memory error{}: later needs of the program are not in it",
                 at("")
             ),
             Kind::QueriesMemory => format!(
-                "the program asked {times} how much memory is free{}: what it did then may depend on the answer",
+                "the program queried free memory {times}{}: its behaviour may depend on the answer",
                 at("most at ")
             ),
             Kind::Autotunes => format!(
-                "cuDNN chose its algorithms {times} by how much memory was free{}: their workspaces may depend on it",
+                "cuDNN chose its algorithms {times} by the amount of free memory{}: their workspaces may depend on it",
                 at("most at ")
             ),
             Kind::DefersFrees => format!(
-                "{count} of {of} frees waited for other streams while requests were served{}: here they end where they did in \
-                 the recording, but the GPU's timing may differ",
+                "{count} of {of} frees waited for other streams while requests were served{}: the replay ends them as recorded, but the GPU's timing may differ",
                 at("most bytes of ")
             ),
         }
@@ -189,13 +187,13 @@ mod tests {
         check(
             &format!("{error}block addr=0x40000200 bytes=512 requested=512 by=forward@train.py:11"),
             expect![[r#"
-                caught_out_of_memory 1: the program ran out of memory once (first at train.py:9 forward) and went on: where those requests do not fail, it would have gone another way
+                caught_out_of_memory 1: the program ran out of memory once (first at train.py:9 forward) and continued: without these errors it would have behaved differently
             "#]],
         );
         check(
             error,
             expect![[r#"
-                ends_out_of_memory 1: the trace ends where memory ran out (train.py:9 forward): what the program would have needed after that is not in it
+                ends_out_of_memory 1: the trace ends at an out-of-memory error (train.py:9 forward): later needs of the program are not in it
             "#]],
         );
     }
@@ -206,14 +204,14 @@ mod tests {
         check(
             &format!("{asked}\n{asked}\nblock addr=0x40000200 bytes=512 requested=512"),
             expect![[r#"
-                queries_free_memory 2: the program asked 2 times how much memory is free (most at train.py:20 fit): what it did then may depend on the answer
+                queries_free_memory 2: the program queried free memory 2 times (most at train.py:20 fit): its behaviour may depend on the answer
             "#]],
         );
         let for_the_text = "MemInfo bytes=3M extra=24M by=libc10_cuda.so\noom bytes=20M";
         check(
             for_the_text,
             expect![[r#"
-                ends_out_of_memory 1: the trace ends where memory ran out: what the program would have needed after that is not in it
+                ends_out_of_memory 1: the trace ends at an out-of-memory error: later needs of the program are not in it
             "#]],
         );
     }
@@ -227,7 +225,7 @@ mod tests {
         check(
             search,
             expect![[r#"
-                autotunes 1: cuDNN chose its algorithms once by how much memory was free (most at net.py:4 forward): their workspaces may depend on it
+                autotunes 1: cuDNN chose its algorithms once by the amount of free memory (most at net.py:4 forward): their workspaces may depend on it
             "#]],
         );
     }
@@ -241,7 +239,7 @@ mod tests {
                 "{free}query event=1 result=600\nblock addr=0x40000200 bytes=512 requested=512\nquery event=1"
             ),
             expect![[r#"
-                deferred_frees 1: 1 of 1 frees waited for other streams while requests were served (most bytes of train.py:3 load): here they end where they did in the recording, but the GPU's timing may differ
+                deferred_frees 1: 1 of 1 frees waited for other streams while requests were served (most bytes of train.py:3 load): the replay ends them as recorded, but the GPU's timing may differ
             "#]],
         );
     }

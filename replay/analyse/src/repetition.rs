@@ -49,7 +49,7 @@ pub struct Kept {
     pub since: Nanos,
     /// How large.
     pub bytes: Bytes,
-    /// What was asked for.
+    /// The requested amount.
     pub requested: Bytes,
     /// The stream of the request, where it was seen.
     pub stream: Option<u64>,
@@ -307,7 +307,7 @@ impl<'a> Rounds<'a> {
         self.repetition.failures.get(&device)
     }
 
-    /// What was held at the last allocation: not what the program gave back after it.
+    /// Memory held at the last allocation: not what the program freed after it.
     #[must_use]
     pub fn at_end(&self) -> Vec<Kept> {
         let ledger = self.ledger;
@@ -377,14 +377,14 @@ impl<'a> Rounds<'a> {
         kept.is_of_graph || roles::is_made_once(self.definitions, kept.stack) || self.is_workspace(kept)
     }
 
-    /// Whether PyTorch asked for it for cuBLAS.
+    /// Whether PyTorch requested it for cuBLAS.
     #[must_use]
     pub fn is_workspace(&self, kept: &Kept) -> bool {
         kept.place.account == Account::Blocks
             && roles::is_workspace(self.definitions, kept.stack, kept.requested)
     }
 
-    /// Whether all of it was asked for within one step of training.
+    /// Whether all of it was requested within one step of training.
     #[must_use]
     pub fn is_of_one_step(&self, kept: &[Kept]) -> bool {
         let Some(training) = self.ledger.training.as_ref().filter(|training| training.n_steps > 1) else {

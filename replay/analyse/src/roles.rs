@@ -40,18 +40,18 @@ macro_rules! roles {
 }
 
 roles! {
-    Parameters "parameters" "asked for before the first backward pass, held during all of them, and made by a module (or as large as some gradient)",
-    Gradients "gradients" "asked for in a backward pass and still held when it was over",
-    Optimizer "optimizer state" "asked for by an optimizer and held until the next backward pass, or to the end",
-    Activations "activations" "asked for outside of backward passes, held when one began, and given back before another began",
-    Temporaries "temporaries" "given back before the next backward pass began, or in the one that asked",
-    KvCache "KV cache" "asked for by code of a key-value cache; without a backward pass also several of a size that larger ones replace, token by token, or equal ones, one or two for each layer of the weights, asked for together after them",
-    Weights "weights" "no backward pass is seen; made by a module or a loader, or (where nothing is known to be) asked for before the first request, and held to the end",
-    Serving "activations of inference" "no backward pass is seen; asked for in a pattern that recurs to the end, and given back within one step or request",
-    Workspaces "workspaces" "asked for by PyTorch for cuBLAS (without native frames: of that very size), and held to the end",
+    Parameters "parameters" "requested before the first backward pass, held during all of them, and allocated by a module (or as large as some gradient)",
+    Gradients "gradients" "requested in a backward pass and still held after it",
+    Optimizer "optimizer state" "requested by an optimizer and held until the next backward pass, or to the end",
+    Activations "activations" "requested outside backward passes, held when one began, and freed before another began",
+    Temporaries "temporaries" "freed before the next backward pass began, or in the one that requested it",
+    KvCache "KV cache" "requested by code of a key-value cache. Without a backward pass, also several blocks of a size that larger ones replace token by token, or equal blocks, one or two per layer of the weights, requested together after them",
+    Weights "weights" "no backward pass was seen; allocated by a module or a loader, or (if none is known) requested before the first request to the server, and held to the end",
+    Serving "activations of inference" "no backward pass was seen; requested in a pattern that recurs to the end, and freed within one step or request",
+    Workspaces "workspaces" "requested by PyTorch for cuBLAS (without native frames: of exactly that size), and held to the end",
     Kept "other, kept" "held over several backward passes, or to the end, and none of the above: buffers, inputs, caches, results",
-    Before "from before the recording" "held when the recording began, so that where and when it was asked for is not known",
-    Unknown "unknown (held long)" "no backward pass is seen; held over many requests or to the end, and neither place nor life shows what for",
+    Before "from before the recording" "held when the recording began, so its call site and time are not known",
+    Unknown "unknown (held long)" "no backward pass was seen; held over many requests or to the end, and neither call site nor lifetime shows its purpose",
 }
 
 /// What a stack shows.
@@ -171,7 +171,7 @@ impl Facts {
     }
 }
 
-/// Whether a correct program makes once what is asked for there: gradients, optimizer state, parameters.
+/// Whether a correct program makes once what is requested there: gradients, optimizer state, parameters.
 #[must_use]
 pub fn is_made_once(definitions: &dyn Definitions, stack: StackId) -> bool {
     let facts = definitions.stack(stack).map_or(Facts::default(), |stack| Facts::of(definitions, stack));
@@ -208,7 +208,7 @@ pub(crate) fn is_workspace_size(requested: Bytes) -> bool {
     WORKSPACE_BYTES.contains(&requested.0)
 }
 
-/// Whether PyTorch asked there for a workspace of cuBLAS: by its native frames, or by the very size inside of an operation.
+/// Whether PyTorch asked there for a workspace of cuBLAS: by its native frames, or by the very size inside an operation.
 #[must_use]
 pub fn is_workspace(definitions: &dyn Definitions, stack: StackId, requested: Bytes) -> bool {
     let facts = definitions.stack(stack).map_or(Facts::default(), |stack| Facts::of(definitions, stack));

@@ -29,17 +29,17 @@ pub struct Story {
     pub devices: Vec<Device>,
     /// Names of its threads, with their ids.
     pub threads: HashMap<ThreadId, String>,
-    /// What happened.
+    /// The events.
     pub ledger: Ledger,
-    /// What of the file could not be read.
+    /// Parts of the file that could not be read.
     pub damages: Vec<Damage>,
     /// The trace has its end.
     pub complete: bool,
     /// The process is still running: what comes next is not known.
     pub is_running: bool,
-    /// What lifetimes show, where that was asked for.
+    /// The results of the lifetimes, where that was requested.
     pub lifetimes: Option<Lifetimes>,
-    /// Why PyTorch reserved more than was in use, where that was asked for.
+    /// Why PyTorch reserved more than was in use, where that was requested.
     pub gaps: Option<Vec<RecordedGap>>,
 }
 
@@ -189,7 +189,7 @@ impl Story {
     pub fn caveats(&self) -> Option<String> {
         let since = self.attached_after().map(|after| {
             let after = after.map_or_else(String::new, |after| format!(" {} after the start", span(after)));
-            format!("attached{after}: what came and went before is not known")
+            format!("attached{after}: earlier allocations and frees are not known")
         });
         let caveats: Vec<String> = since.into_iter().chain(self.doubts()).collect();
         (!caveats.is_empty()).then(|| caveats.join("; "))
@@ -278,13 +278,13 @@ impl End {
     #[must_use]
     pub fn text(self) -> String {
         match self {
-            End::Exit => "ended by itself".into(),
+            End::Exit => "exited by itself".into(),
             End::Status(status) => {
-                format!("ended itself with status {status}, past its exit handlers (`_exit`)")
+                format!("called `_exit` with status {status}, without its exit handlers")
             }
-            End::Signal(signal) => format!("was ended by signal {signal}{}", name_of(signal)),
+            End::Signal(signal) => format!("was killed by signal {signal}{}", name_of(signal)),
             End::Unseen => "was killed, crashed, or called `_exit`".into(),
-            End::Detached => "runs on: `gputrace detach` ended the recording".into(),
+            End::Detached => "continues: `gputrace detach` ended the recording".into(),
         }
     }
 }
@@ -318,10 +318,10 @@ mod tests {
         assert_eq!(
             words,
             [
-                "true: ended by itself",
-                "true: ended itself with status 1, past its exit handlers (`_exit`)",
-                "false: was ended by signal 9 (SIGKILL)",
-                "false: was ended by signal 63",
+                "true: exited by itself",
+                "true: called `_exit` with status 1, without its exit handlers",
+                "false: was killed by signal 9 (SIGKILL)",
+                "false: was killed by signal 63",
                 "false: was killed, crashed, or called `_exit`",
                 "",
                 "",

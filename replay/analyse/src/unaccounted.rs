@@ -23,7 +23,7 @@ pub struct Trend {
     pub bytes_per_hour: i64,
     /// It rises steadily, by [`growth::steadily`].
     pub is_growing: bool,
-    /// At some sample less was charged than was handed out, by more than a page.
+    /// At some sample less was charged than was allocated, by more than a page.
     pub is_negative: bool,
 }
 

@@ -26,18 +26,18 @@ use gputrace_trace::words::{bytes, time};
 /// Most errors looked at; a program that runs out more often does so on purpose.
 const MAX_CAUGHT: usize = 64;
 
-/// An error after which the program went on.
+/// An error after which the program continued.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CaughtOom {
     /// When memory ran out.
     pub time: Nanos,
     /// On which device.
     pub device: i16,
-    /// The line that went on: in the function that caught it.
+    /// The line that continued: in the function that caught it.
     pub went_on: String,
     /// That line is the program's: an `except` of its own. Libraries catch it, too: cuDNN's plans are tried until one fits.
     pub is_user_code: bool,
-    /// When memory ran out once more; `None`: it did not, and the trace ended.
+    /// When memory ran out again; `None`: it did not, and the trace ended.
     pub again: Option<Nanos>,
     /// What the attempt had allocated and was still there then, most first.
     pub kept: Vec<(SiteId, Held)>,
@@ -249,7 +249,7 @@ fn common(a: &Path, b: &Path) -> usize {
 /// What caught errors still hold; `None` if that is nothing.
 #[must_use]
 pub fn section(story: &Story, caught: &[CaughtOom]) -> Option<Section> {
-    let mut section = Section::new("caught", "Caught, and still held");
+    let mut section = Section::new("caught", "Memory still held by a caught error");
     let (mut any, mut n_more) = (false, 0u64);
     for oom in caught.iter().filter(|oom| oom.kept_bytes().0 > 0) {
         if any {
@@ -262,8 +262,7 @@ pub fn section(story: &Story, caught: &[CaughtOom]) -> Option<Section> {
     if n_more > 0 {
         section = section.line(Mood::Note, format!("{n_more} more errors were caught that way"));
     }
-    let advice = "an exception keeps its traceback, that keeps the frames of the failed attempt, and they keep their tensors: leave \
-                  the `except` block before trying again, and keep str(error) rather than the error";
+    let advice = "an exception keeps its traceback, the traceback keeps the frames of the failed attempt, and the frames keep their tensors: leave the `except` block before you try again, and keep str(error) instead of the error";
     any.then(|| section.line(Mood::Note, advice).warn(story.caveats()))
 }
 
@@ -286,8 +285,7 @@ fn described(section: Section, story: &Story, oom: &CaughtOom) -> Section {
         .line(
             Mood::Bad,
             format!(
-                "memory ran out on cuda:{} at {ran_out}; that was caught, and the program went on at {}. {then} the failed \
-                 attempt still held {kept}:",
+                "memory ran out on cuda:{} at {ran_out}; the error was caught, and the program continued at {}. {then} the failed attempt still held {kept}:",
                 oom.device, oom.went_on
             ),
         )

@@ -91,7 +91,7 @@ impl Checked {
         Some(if self.n_runs < MOST_GUIDED { from_below.clamp(least, from_above) } else { middle })
     }
 
-    /// What was found, in a sentence.
+    /// The findings, in a sentence.
     #[must_use]
     pub fn words(&self, variable: &str) -> String {
         let runs = if self.n_runs == 1 { "1 run".to_owned() } else { format!("{} runs", self.n_runs) };
@@ -100,10 +100,10 @@ impl Checked {
                 format!("{variable}={largest} ran, and {variable}={above} did not: found by {runs}")
             }
             (Some(largest), Some(above)) => format!(
-                "{variable}={largest} ran, and {variable}={above} did not; what is between was not tried in {runs} (--most-runs)"
+                "{variable}={largest} ran, and {variable}={above} did not; values between were not tried in {runs} (--most-runs)"
             ),
             (Some(largest), None) => {
-                format!("{variable}={largest} ran; no larger one was tried in {runs} (--most-runs)")
+                format!("{variable}={largest} ran; no larger value was tried in {runs} (--most-runs)")
             }
             (None, Some(above)) => format!("not even {variable}={above} ran"),
             (None, None) => "nothing was run".into(),
@@ -162,10 +162,10 @@ mod tests {
     #[test]
     fn what_was_not_tried_is_told() {
         let mut checked = Checked::from(8);
-        assert_eq!(checked.words("batch"), "batch=8 ran; no larger one was tried in 0 runs (--most-runs)");
+        assert_eq!(checked.words("batch"), "batch=8 ran; no larger value was tried in 0 runs (--most-runs)");
         checked.add(40, false);
         assert!(!checked.is_exact());
-        assert!(checked.words("batch").contains("what is between was not tried in 1 run"));
+        assert!(checked.words("batch").contains("values between were not tried in 1 run"));
         checked.add(39, true);
         assert_eq!(checked.words("batch"), "batch=39 ran, and batch=40 did not: found by 2 runs");
     }

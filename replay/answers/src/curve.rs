@@ -152,8 +152,7 @@ pub(super) fn drawn(section: Section, names: &[String], all: &[Predicted], recor
     let charts = curves.iter().take(MOST_CHARTS).map(|curve| curve.chart(names, recorded));
     let more =
         (n_more > 0).then(|| format!("{n_more} more curves are not drawn: the table has their values"));
-    let cut =
-        is_cut.then(|| "where it does not fit, the chart shows what it would reserve if it did".to_owned());
+    let cut = is_cut.then(|| "if a value does not fit, the chart shows how much it would reserve".to_owned());
     section
         .charts(charts.collect::<Vec<_>>())
         .lines(cut.into_iter().chain(more).map(|text| (Mood::Note, text)))

@@ -15,7 +15,7 @@ use gputrace_trace::ledger::Site;
 /// Pairs of lines of one function that are compared; beyond it they are taken in order.
 const MOST_PAIRS: usize = 1 << 20;
 
-/// What is compared.
+/// The key of the comparison.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
     /// Call stacks, whole.
@@ -32,7 +32,7 @@ impl By {
     /// All, each with its name and what it means.
     pub const ALL: &[(&str, By, &str)] = &[
         ("stack", By::Stack, "Call stacks, whole"),
-        ("site", By::Site, "Call sites: where the program asked"),
+        ("site", By::Site, "Call sites: the lines that allocated"),
         ("owner", By::Owner, "Owners"),
         ("size", By::Size, "Sizes of objects"),
     ];
@@ -52,12 +52,12 @@ pub struct Side {
     sizes: Vec<(u64, u64)>,
 }
 
-/// What was held from one call stack.
+/// Memory held from one call stack.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Holding {
     /// On which device.
     pub device: i16,
-    /// Whose.
+    /// Its owner.
     pub owner: String,
     /// In which way.
     pub level: Level,
@@ -102,7 +102,7 @@ impl Side {
         side
     }
 
-    /// What was held.
+    /// Memory held.
     #[must_use]
     pub fn held(&self) -> &[Holding] {
         &self.held
@@ -202,7 +202,7 @@ fn difference(before: u64, after: u64) -> i64 {
     })
 }
 
-/// What is held more and less, most changed first.
+/// Memory held more and less, most changed first.
 #[must_use]
 pub fn section(before: &Side, after: &Side, by: By, n_rows: usize) -> Section {
     let mut rows = match by {
@@ -229,7 +229,7 @@ pub fn section(before: &Side, after: &Side, by: By, n_rows: usize) -> Section {
     );
     let n_left_out = rows.len().saturating_sub(n_rows);
     if n_left_out > 0 {
-        table.left_out = Some(format!("{n_left_out} more that changed less"));
+        table.left_out = Some(format!("{n_left_out} more with smaller changes"));
     }
     let section = Section::new(name, title);
     match table.rows.is_empty() {

@@ -23,8 +23,9 @@ use super::whatif::{Bench, Machine, Totals, named};
 /// # Errors
 /// Why that is not known.
 pub fn understood(source: &Source, stream: &OpStream) -> Result<Understood, String> {
-    let lived = Lived::of(source, stream)
-        .ok_or("its requests are not blocks of PyTorch's allocator: this takes a training run of PyTorch")?;
+    let lived = Lived::of(source, stream).ok_or(
+        "its requests are not blocks of PyTorch's allocator: `whatif` needs a training run of PyTorch",
+    )?;
     Ok(understood_from(&lived, source, stream))
 }
 
@@ -269,14 +270,14 @@ impl Device {
             (
                 Mood::Note,
                 format!(
-                    "{:.0} % of the forward pass's time is spent again, by the clock of the program's thread",
+                    "{:.0} % of the forward pass is repeated, by the clock of the program's thread",
                     share * 100.0
                 ),
             )
         });
         section = section.lines(cost);
         let changed =
-            Section::new("at_peak", "What is held at the peak, as requested").table(changed).lines(notes);
+            Section::new("at_peak", "Memory held at the peak, as requested").table(changed).lines(notes);
         vec![section, changed]
     }
 

@@ -69,7 +69,10 @@ impl Largest {
             .then(|| format!("above it, {} {}", list(&above), if above.len() == 1 { "fits" } else { "fit" }));
         let both: Vec<String> = below_words.into_iter().chain(above_words).collect();
         (!both.is_empty()).then(|| {
-            format!("not in order: {}; what is cached is in other pieces at each value", both.join(", and "))
+            format!(
+                "not in order: {}; at each value, cached memory is split differently",
+                both.join(", and ")
+            )
         })
     }
 
@@ -282,7 +285,7 @@ mod tests {
         assert_eq!(found.further, [191, 193, 212]);
         assert_eq!(
             found.disorder().unwrap(),
-            "not in order: below the largest, 191, 193 do not fit, and above it, 203, 212 fit; what is cached is in other pieces at each value"
+            "not in order: below the largest, 191, 193 do not fit, and above it, 203, 212 fit; at each value, cached memory is split differently"
         );
     }
 

@@ -79,21 +79,21 @@ fn section(device: u32, found: &Layers) -> Section {
     let title = format!("Layers of cuda:{device}, step {} of {}", found.step + 1, found.n_steps);
     let mut section = Section::new("layers", title).table(Table::of("layers", rows, columns));
     section = match found.layers.is_empty() {
-        true => section.line(Mood::Note, "no layers repeat in the forward pass: all that the step holds is in one row"),
+        true => section.line(Mood::Note, "no layers repeat in the forward pass: one row shows all that the step holds"),
         false => section.line(
             Mood::Note,
-            "what checkpointing a layer frees is at most its kept activations, and what it costs is its share of the forward pass",
+            "checkpointing a layer frees at most its kept activations, and costs its share of the forward pass",
         ),
     };
     if found.rest.parameters.is_none() {
         section = section.line(
             Mood::Note,
-            "which parameter and state belong to which layer is not known: the program does not clear its gradients one after the other",
+            "the layer of each parameter and state is not known: the program does not clear its gradients one after the other",
         );
     } else if found.rest.state.is_none() {
         section = section.line(
             Mood::Note,
-            "which state belongs to which layer is not known: the optimizer does not keep equally many tensors for each parameter",
+            "the layer of each state is not known: the optimizer does not keep the same number of tensors for each parameter",
         );
     }
     section

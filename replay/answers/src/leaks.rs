@@ -39,7 +39,7 @@ pub struct Leaks {
     pub growing: Vec<GrowingSite>,
     /// Rose, and it cannot be told whether to the end, most first.
     pub rose: Vec<RoseSite>,
-    /// Never given back, most first.
+    /// Never freed, most first.
     pub not_freed: Vec<Unfreed>,
     /// Pools of PyTorch's that keep memory and that no graph can use, most first.
     pub abandoned: Vec<AbandonedPool>,
@@ -58,9 +58,9 @@ pub struct Leaks {
 pub struct Named {
     /// `cuda:0` or `host`.
     pub device: String,
-    /// Whose.
+    /// Its owner.
     pub owner: String,
-    /// Where.
+    /// Its place.
     pub site: String,
 }
 
@@ -81,7 +81,7 @@ pub struct GrowingSite {
     pub place: Option<Place>,
 }
 
-/// A call site that rose, though nothing shows that it goes on.
+/// A call site that rose, though nothing shows that it continues.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RoseSite {
     /// Which.
@@ -92,7 +92,7 @@ pub struct RoseSite {
     pub course: Course,
 }
 
-/// A call site whose memory was never given back.
+/// A call site whose memory was never freed.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 pub struct Unfreed {
     /// Which.
@@ -112,7 +112,7 @@ pub struct AbandonedPool {
     pub pool: String,
     /// What it keeps.
     pub bytes: Bytes,
-    /// What became of its graphs.
+    /// The fate of its graphs.
     pub why: String,
 }
 
@@ -205,7 +205,7 @@ impl Leaks {
         self.found.can_tell
     }
 
-    /// What there is to say.
+    /// The sections of the answer.
     #[must_use]
     pub fn sections(&self) -> Vec<Section> {
         let mut sections = vec![self.growth_section(), self.not_freed_section()];
@@ -231,12 +231,12 @@ impl Leaks {
                 ("device", "device", &|it| Value::text(&*it.named.device)),
                 ("bytes", "keeps", &|it| Value::Bytes(it.bytes)),
                 ("pool", "pool", &|it| Value::text(&*it.pool)),
-                ("why", "why nobody can use it", &|it| Value::text(&*it.why)),
+                ("why", "why it is unusable", &|it| Value::text(&*it.why)),
                 ("call_site", "captured at", &|it| Value::text(&*it.named.site)),
             ],
         );
         Section::new("abandoned_pools", "PyTorch's pools without a graph")
-            .line(Mood::Bad, "They were not released, and `empty_cache` gives nothing of them back:")
+            .line(Mood::Bad, "They were not released, and `empty_cache` frees none of their memory:")
             .table(table.keep(self.n_rows, 1))
             .warn(self.found.doubts.clone())
     }
@@ -248,7 +248,7 @@ impl Leaks {
             &[
                 ("device", "device", &|it| Value::text(&*it.named.device)),
                 ("growth_bytes", "grew by", &|it| Value::Bytes(it.growth)),
-                ("bytes_per_step", "each step", &|it| it.per_step.map_or(Value::Missing, Value::Bytes)),
+                ("bytes_per_step", "per step", &|it| it.per_step.map_or(Value::Missing, Value::Bytes)),
                 ("confidence", "confidence", &|it| Value::Share(it.confidence)),
                 ("owner", "owner", &|it| Value::text(&*it.named.owner)),
                 ("call_site", "call site", &|it| Value::text(&*it.named.site)),
@@ -256,12 +256,12 @@ impl Leaks {
         );
         let section = Section::new("growth", "Growing to the end");
         let section = match (self.found.can_tell, self.growing.is_empty(), self.rose.is_empty()) {
-            (false, ..) => section.line(Mood::Note, "the trace is too short, or gives back too little, to tell growth from warm-up"),
+            (false, ..) => section.line(Mood::Note, "the trace is too short, or frees too little, to distinguish growth from warm-up"),
             (true, true, true) => section.line(Mood::Good, "nothing keeps growing"),
-            (true, true, false) => section.line(Mood::Good, "nothing is seen to grow to the end"),
+            (true, true, false) => section.line(Mood::Good, "nothing was seen to grow to the end"),
             (true, false, _) => section.line(
                 Mood::Bad,
-                "What these call sites hold at least keeps rising after the warm-up (the first quarter of the trace):",
+                "The minimum held by these call sites keeps rising after the warm-up (the first quarter of the trace):",
             ),
         };
         let n = self.n_rows;
@@ -269,15 +269,15 @@ impl Leaks {
         let section = match (&self.counted, self.n_steps) {
             (Some(source), Some(n)) if !self.growing.is_empty() => {
                 let text =
-                    format!("taking it for {} steps: {source} (--steps says otherwise)", words::count(n));
+                    format!("assuming {} steps: {source} (--steps sets another number)", words::count(n));
                 section.line(Mood::Note, text)
             }
             (None, None) if !self.growing.is_empty() => {
                 let text = match words::loops(&self.found.loops) {
                     Some(loops) => {
-                        format!("the number of steps is not known, {loops}: give it with --steps N")
+                        format!("the number of steps is not known, {loops}: set it with --steps N")
                     }
-                    None => "the number of steps is not known: give it with --steps N".into(),
+                    None => "the number of steps is not known: set it with --steps N".into(),
                 };
                 section.line(Mood::Note, text)
             }
@@ -309,12 +309,9 @@ impl Leaks {
                 Value::text(&*rose.named.site),
             ]);
         }
-        Section::new("rose", "Rose, and cannot be told from a warm-up")
+        Section::new("rose", "Rose, but may be warm-up")
             .table(table.keep(self.n_rows, 1))
-            .line(
-                Mood::Note,
-                "a longer run would decide: a leak goes on rising, a cache that is full does not",
-            )
+            .line(Mood::Note, "a longer run would decide: a leak keeps rising, a full cache does not")
     }
 
     fn not_freed_section(&self) -> Section {
@@ -331,10 +328,10 @@ impl Leaks {
             ],
         );
         let title =
-            if self.found.is_complete { "Not freed at the end" } else { "Not freed where the trace ends" };
+            if self.found.is_complete { "Not freed at the end" } else { "Not freed when the trace ends" };
         let section = Section::new("not_freed", title);
         let section = match (self.not_freed.is_empty(), self.found.is_complete) {
-            (true, true) => section.line(Mood::Good, "everything was given back"),
+            (true, true) => section.line(Mood::Good, "everything was freed"),
             (true, false) => section.line(Mood::Note, "nothing is known to be held there"),
             (false, _) => section.fact("not_freed_bytes", "together", Value::Bytes(Bytes(total))),
         };
@@ -352,7 +349,7 @@ impl Leaks {
             (0, _) => section,
             (n, bytes) => section.line(
                 Mood::Note,
-                format!("{} suppressed, {} together", words::count(n), words::bytes(bytes)),
+                format!("{} suppressed, {} in total", words::count(n), words::bytes(bytes)),
             ),
         };
         section.warn(self.found.doubts.clone())
@@ -396,7 +393,7 @@ pub(crate) fn rate(repeated: &Repeated) -> String {
             let file = line.file.rsplit('/').next().unwrap_or_default();
             format!("{each} per call of {file}:{}, {of} calls", line.line)
         }
-        By::Round => format!("{each} each time, {n} times with steps or calls of the model in between"),
+        By::Round => format!("{each} each time, {n} times, with steps or model calls in between"),
         By::Own => format!("{each} each time, {n} times"),
     }
 }
@@ -404,14 +401,14 @@ pub(crate) fn rate(repeated: &Repeated) -> String {
 /// Why a rise is not called growth.
 fn why(course: Course) -> String {
     match course {
-        Course::GoesOn => "goes on".into(),
+        Course::GoesOn => "continues".into(),
         Course::Stopped(at) => format!("stopped after {:.0} % of the run", at * 100.0),
         Course::Slows => "slows down".into(),
-        Course::TooFew(n) => format!("in {n} stages only"),
-        Course::Preparing => "the program was getting ready, and no work was seen after it".into(),
-        Course::Once(1) => "made once: in one step, or in one call of the model".into(),
-        Course::Once(n) => format!("left {n} times only"),
-        Course::OnlyTakes => "nothing but taken to the end, as by a program that loads".into(),
+        Course::TooFew(n) => format!("only in {n} stages"),
+        Course::Preparing => "the program was starting up, and no work was seen afterwards".into(),
+        Course::Once(1) => "allocated once: in one step, or in one model call".into(),
+        Course::Once(n) => format!("remained only {n} times"),
+        Course::OnlyTakes => "memory was only allocated to the end, as by a program that loads data".into(),
     }
 }
 
@@ -725,7 +722,7 @@ mod tests {
         let found = growing(&scene);
         let [(owner, site)] = &found[..] else { panic!("{found:?}") };
         assert_eq!(owner, "PyTorch block");
-        assert!(site.contains(" call sites together") && site.contains("f (/job/b.py:"), "{site}");
+        assert!(site.contains(" call sites, none of them large") && site.contains("f (/job/b.py:"), "{site}");
     }
 
     #[test]

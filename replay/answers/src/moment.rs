@@ -16,7 +16,7 @@ const ROWS: (usize, usize) = (20, 1);
 /// Stacks of a device.
 const STACKS: usize = 10;
 
-/// Owners, call sites and, where they were asked for, roles.
+/// Owners, call sites and, where they were requested, roles.
 #[must_use]
 pub fn sections(view: &View, when: When, parts: Parts) -> Vec<Section> {
     let mut sections = vec![held(view, when)];
@@ -42,14 +42,14 @@ pub fn sections(view: &View, when: When, parts: Parts) -> Vec<Section> {
         (Level::Driver, Some(site)) => Some(format!("{}: {site}", owner(holder))),
         (Level::Block | Level::Buffer | Level::Driver, None) => Some(format!("{}: unknown", owner(holder))),
     };
-    sections.push(by(view, ("call_sites", "Who held it: top call sites", "call site"), site));
+    sections.push(by(view, ("call_sites", "Top call sites", "call site"), site));
     sections
 }
 
 /// The stacks that held most, frame by frame, outermost first.
 #[must_use]
 pub fn stacks(view: &View, lines: &mut Lines) -> Section {
-    let mut section = Section::new("stacks", "Stacks that held most, outermost frame first");
+    let mut section = Section::new("stacks", "Largest stacks, outermost frame first");
     for picture in &view.pictures {
         let sums = sums(picture, |holder| {
             let owner = owner(&view.story.ledger, holder).to_owned();
@@ -63,7 +63,7 @@ pub fn stacks(view: &View, lines: &mut Lines) -> Section {
             section = section.lines(frames.into_iter().map(|frame| (Mood::Note, frame)));
         }
         if let Some((hidden, n)) = rest(&sums) {
-            let text = format!("cuda:{}: {n} more stacks with {} together", picture.device, bytes(hidden));
+            let text = format!("cuda:{}: {n} more stacks with {} in total", picture.device, bytes(hidden));
             section = section.line(Mood::Note, text);
         }
     }
@@ -95,14 +95,14 @@ fn held(view: &View, when: When) -> Section {
         When::Peak => "the peak".to_owned(),
         When::End => "the end".to_owned(),
         When::At(at) => format!("the last event up to {}", time(at)),
-        When::Within(from, to) => format!("most between {} and {}", clock(from), clock(to)),
-        When::Step(number) => format!("most in step {number}"),
+        When::Within(from, to) => format!("peak between {} and {}", clock(from), clock(to)),
+        When::Step(number) => format!("peak of step {number}"),
     };
     let line = |picture: &Picture| {
         let at = time(view.story.since_start(picture.time));
         format!("cuda:{}: {} held at {at} ({which})", picture.device, bytes(picture.total()))
     };
-    let section = Section::new("moment", "What was held");
+    let section = Section::new("moment", "Memory held");
     let section = match view.pictures.is_empty() {
         true => section.line(Mood::Note, "nothing was held then"),
         false => section.lines(view.pictures.iter().map(|picture| (Mood::Note, line(picture)))),

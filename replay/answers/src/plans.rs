@@ -114,18 +114,18 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
             ("cost", "cost", &|it| Value::text(it.cost.clone())),
         ],
     );
-    let title = format!("What makes cuda:{} fit {}, the cheapest first", stream.device, iec(limit));
+    let title = format!("What makes cuda:{} fit {}, cheapest first", stream.device, iec(limit));
     let mut section = Section::new("plans", title).table(table);
     section = match (first, likely) {
-        (Some(0), _) => section.line(Mood::Good, "it fits as it is"),
+        (Some(0), _) => section.line(Mood::Good, "it fits without a change"),
         (Some(at), _) => section.line(Mood::Good, format!("the cheapest that fits: {}", tried[at].in_words())),
         (None, Some(at)) => section.line(
             Mood::Warning,
-            format!("the cheapest that likely fits: {}; its range reaches beyond the limit", tried[at].in_words()),
+            format!("the cheapest that likely fits: {}; its range exceeds the limit", tried[at].in_words()),
         ),
         (None, None) => section.line(
             Mood::Bad,
-            "none of these fits: a smaller batch, lower precision or an optimizer with less state would change the results",
+            "none of these fits. A smaller batch, lower precision or an optimizer with less state would change the results",
         ),
     };
     let failed = stream.ooms.last().map(|oom| {
@@ -136,7 +136,7 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
     });
     section = section.warn(failed).line(
         Mood::Note,
-        "contexts, code and libraries share the limit, as recorded (--other says otherwise); they are not part of what is needed",
+        "contexts, code and libraries share the limit, as recorded (--other sets another amount); the needed amounts do not include them",
     );
     let outcomes = tried.iter().map(|it| {
         let mut json = it.json();
@@ -223,7 +223,9 @@ fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>
         let sure = if doubt.is_some() { Sure::Guess } else { changes.sure() };
         let mut costs: Vec<String> = vec![];
         costs.extend(
-            changes.recomputed_share.map(|share| format!("{:.0} % of the forward pass again", share * 100.0)),
+            changes
+                .recomputed_share
+                .map(|share| format!("{:.0} % of the forward pass repeated", share * 100.0)),
         );
         costs.extend(
             (changes.moved_bytes.filter(|bytes| *bytes > 0))

@@ -21,7 +21,7 @@ use gputrace_trace::ledger::{Ledger, PjrtOom, TorchOom, Wall, Watch};
 use gputrace_trace::source::Source;
 use gputrace_trace::words::{bytes, quote};
 
-/// What was found at the last out-of-memory error of every device.
+/// The findings at the last out-of-memory error of every device.
 pub struct Postmortem {
     /// The story.
     pub story: Story,
@@ -29,7 +29,7 @@ pub struct Postmortem {
     pub fragmentation: BTreeMap<i16, Fragmentation>,
     /// Errors that were caught.
     pub caught: Vec<CaughtOom>,
-    /// What kept growing up to the end.
+    /// Memory that kept growing up to the end.
     pub leaks: Leaks,
 }
 
@@ -122,7 +122,7 @@ impl Postmortem {
         Postmortem { story, fragmentation: last.fragmentation(source), caught, leaks }
     }
 
-    /// Of a story whose growth was watched. What was caught is looked for where a program went on after an error, and how memory was cut up where
+    /// Of a story whose growth was watched. What was caught is looked for where a program continued after an error, and how memory was cut up where
     /// the driver refused a library: each takes another pass.
     #[must_use]
     pub fn of_story(story: Story, source: &Source, growth: &Growth) -> Postmortem {
@@ -163,7 +163,7 @@ impl Postmortem {
         device: i16,
         stream: &OpStream,
     ) -> Result<(Option<Remedy>, Option<Remedy>), String> {
-        let capacity = self.capacity(device).ok_or("how much PyTorch could have is not known")?;
+        let capacity = self.capacity(device).ok_or("PyTorch's limit is not known")?;
         let trial = remedies(stream, capacity, None)?;
         let (recorded, best) = trial.best()?;
         Ok((recorded.cloned(), best.cloned()))
@@ -230,18 +230,18 @@ impl Postmortem {
             let Some(largest) = growing.first() else { continue };
             let grown = growing.iter().fold(0u64, |sum, site| sum.saturating_add(site.growth.0));
             let each =
-                largest.per_step.map_or_else(String::new, |each| format!(", {} each step", bytes(each)));
+                largest.per_step.map_or_else(String::new, |each| format!(", {} per step", bytes(each)));
             let of_many =
                 if growing.len() > 1 { format!(" ({} call sites)", growing.len()) } else { String::new() };
             let text = format!(
-                "cuda:{device}: a leak: {} of what was held kept growing up to the error{of_many}, most of it {} from {}{each}",
+                "cuda:{device}: a leak: {} kept growing up to the error{of_many}, most of it {} from {}{each}",
                 bytes(Bytes(grown)),
                 bytes(largest.growth),
                 largest.named.site
             );
             lines.push((Mood::Bad, text));
         }
-        let section = Section::new("leak", "Memory was used up by what keeps growing");
+        let section = Section::new("leak", "Growing memory used up the device");
         let path = self.story.path.clone();
         (!lines.is_empty())
             .then(|| section.lines(lines).line(Mood::Command, format!("gputrace leaks {path}")))
@@ -275,12 +275,9 @@ impl Postmortem {
             ],
         );
         let section =
-            Section::new("fragmentation", "How PyTorch's memory was cut up then").table(table).line(
+            Section::new("fragmentation", "Fragmentation of PyTorch's memory at the error").table(table).line(
                 Mood::Note,
-                "measured, when memory ran out. stranded: free beside something in use, so it cannot go back to the \
-                 driver; wholly free: segments without anything in use. `gputrace replay` takes the gap apart further, \
-                 simulated and when most was reserved; there, what is free in segments of other streams or pools than the \
-                 last request's is `isolated`, stranded or not",
+                "measured when memory ran out. `stranded` is free memory beside a block in use, so it cannot be released to the driver; `wholly free` are segments without a block in use. `gputrace replay` breaks the gap down further, simulated when most was reserved; it calls memory in segments of other streams or pools than the last request's `isolated`, whether stranded or not",
             );
         Some(section.lines(lines).warn(self.story.caveats()))
     }
@@ -291,14 +288,12 @@ impl Postmortem {
         let mut lines = vec![];
         if let Some(oom) = self.torch_oom(device) {
             let text = if wholly_free.0 == 0 {
-                "empty_cache() would not have helped: PyTorch had given back every segment without a live block before it \
-                 gave up"
+                "empty_cache() would not have helped: PyTorch had released every segment without a live block before the error"
                     .to_owned()
             } else {
                 // What PyTorch could not flush: private pools, and blocks that streams still use.
                 format!(
-                    "empty_cache() would not have helped by itself: PyTorch calls it before it gives up; {} without live \
-                     blocks were left, held by streams, CUDA graphs or private pools",
+                    "empty_cache() alone would not have helped: PyTorch calls it before it fails; {} without live blocks remained, held by streams, CUDA graphs or private pools",
                     bytes(wholly_free)
                 )
             };
@@ -309,17 +304,15 @@ impl Postmortem {
             let (stranded, largest) = (pool.stranded(), pool.largest_free);
             if stranded >= wanted {
                 let why = match largest < wanted {
-                    true => format!("but the largest piece had {}", bytes(largest)),
+                    true => format!("but the largest free block had {}", bytes(largest)),
                     false => format!(
-                        "and a piece of {} was large enough: it is of another stream or of a private pool, or streams \
-                         still used it",
+                        "and a free block of {} was large enough: it belongs to another stream or a private pool, or streams still used it",
                         bytes(largest)
                     ),
                 };
                 let (stranded, wanted) = (bytes(stranded), bytes(wanted));
                 let text = format!(
-                    "cuda:{device}: {stranded} of the pool of {name} blocks were stranded, enough for the request of \
-                     {wanted}, {why}"
+                    "cuda:{device}: {stranded} of the pool of {name} blocks were stranded, enough for the request of {wanted}, {why}"
                 );
                 lines.push((Mood::Warning, text));
             }
@@ -334,8 +327,8 @@ impl Postmortem {
             };
             let (kept, asked) = (bytes(wholly_free), bytes(refusal.bytes));
             let why = match wholly_free.0 {
-                0 => format!("PyTorch kept no segment that was unused, and {owner} asked for {asked}"),
-                _ => format!("PyTorch kept {kept} that nobody used, and {owner} asked for {asked}"),
+                0 => format!("PyTorch had no unused segment, and {owner} requested {asked}"),
+                _ => format!("PyTorch kept {kept} unused, and {owner} requested {asked}"),
             };
             lines.push((mood, format!("cuda:{device}: {verdict}: {why}")));
         }
@@ -380,12 +373,12 @@ pub fn remedies_sections(postmortem: &Postmortem, machine: Machine, trace: &dyn 
             found.as_ref().is_ok_and(|trial| trial.best().is_ok_and(|(_, best)| best.is_some()));
         let report = is_worth_it.then(|| {
             let command = format!("gputrace reproduce -o repro.py {}", quote(postmortem.story.named()));
-            let text = "this refusal is worth a report: the allocator has a part in it";
+            let text = "this error is worth a bug report: the allocator contributed to it";
             [(Mood::Note, text.to_owned()), (Mood::Command, command)]
         });
         let named = others.iter().map(|(name, held)| format!("{name} {}", bytes(Bytes(*held))));
         let named = named.collect::<Vec<_>>().join(", ");
-        let note = format!("others had their part of the limit then: {named}");
+        let note = format!("others used part of the limit then: {named}");
         let note = (!named.is_empty()).then_some((Mood::Note, note));
         let per_step = postmortem.leaks_of(device).first().map(|largest| largest.per_step);
         let section = remedies_section(device, capacity, found, stream.ok(), per_step);
@@ -399,8 +392,8 @@ fn would_it_fit(story: &Story, card: Bytes) -> Section {
     let limit =
         if card.0.is_multiple_of(1 << 20) { format!("{}MiB", card.0 >> 20) } else { card.0.to_string() };
     let command = format!("gputrace replay --limit {limit} {}", quote(story.named()));
-    Section::new("limit", "With less memory")
-        .line(Mood::Note, format!("whether it fits in {}, and what would make it fit:", bytes(card)))
+    Section::new("limit", "Would it fit in less memory?")
+        .line(Mood::Note, format!("to see whether it fits in {}, and what would make it fit:", bytes(card)))
         .line(Mood::Command, command)
 }
 
@@ -456,7 +449,7 @@ mod tests {
              oom bytes=14M requested=14M allocated=1M reserved=20M",
         );
         assert!(
-            found.contains("enough for the request of 14.00 MiB, but the largest piece had 11.00 MiB"),
+            found.contains("enough for the request of 14.00 MiB, but the largest free block had 11.00 MiB"),
             "{found}"
         );
         assert!(found.contains("empty_cache() would not have helped"), "{found}");
@@ -548,7 +541,7 @@ mod tests {
         let found = remedies(&(first.to_owned() + emptied + &last(0)));
         assert!(
             found.contains(
-                "cannot tell what would have helped: with the recorded setting the replay runs out earlier"
+                "cannot tell what would have helped: the replay with the recorded setting runs out earlier"
             ),
             "{found}"
         );

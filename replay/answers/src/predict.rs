@@ -36,7 +36,7 @@ const DOUBTED: f64 = 1.05;
 const TOO_WIDE: f64 = 2.0;
 /// Why a program with convolutions is never certain far from its runs.
 const MAY_CHOOSE: &str =
-    "libraries choose algorithms of convolutions by their size, and none of the runs is near this one";
+    "libraries choose convolution algorithms by size, and none of the runs is near this one";
 /// Runs of one program have more in common than this part.
 const MOST_UNKNOWN: f64 = 0.9;
 
@@ -55,7 +55,7 @@ pub struct Recorded {
     pub path: String,
     /// The value of each variable.
     pub values: Values,
-    /// What its devices were asked.
+    /// The requests to its devices.
     pub trace: Trace,
     /// The names of its GPUs, where the trace holds them.
     pub gpus: Vec<String>,
@@ -72,13 +72,13 @@ pub struct Asked {
     pub policies: Vec<String>,
     /// What the traces may not say about the machine.
     pub machine: Machine,
-    /// `fit` asks for the recorded setting alone, and not for those that are advised.
+    /// `fit` requests the recorded setting alone, and not for those that are advised.
     pub is_as_recorded: bool,
     /// Values of `fit` that were run under the recorded setting.
     pub checked: Option<Checked>,
 }
 
-/// Predicts what a program asks for, device by device, and what becomes of it.
+/// Predicts what a program requests, device by device, and what becomes of it.
 ///
 /// # Errors
 /// What cannot be predicted, and why.
@@ -106,8 +106,7 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
         let unknown = model.unknown_share();
         if unknown > MOST_UNKNOWN {
             return Err(format!(
-                "the runs are not of one program: {:.0} % of what the largest asks for on cuda:{ordinal} no other run asks for \
-                 (runs without call stacks cannot be matched by them)",
+                "the runs are not of one program: no other run requests {:.0} % of the memory that the largest requests on cuda:{ordinal} (without call stacks, runs cannot be matched by them)",
                 unknown * 100.0
             ));
         }
@@ -127,7 +126,7 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
             sections.extend(oracle.sections(&answers));
         }
     }
-    let base = &recorded[base.ok_or("they hold no device memory at all")?];
+    let base = &recorded[base.ok_or("they hold no device memory")?];
     let run = |run: &Recorded| {
         let devices = curve::devices_json(&run.trace.devices);
         json!({"trace": run.path, "values": values_json(&run.values), "devices": devices})
@@ -153,7 +152,7 @@ fn names(recorded: &[Recorded]) -> Result<Vec<String>, String> {
         }
     }
     match names.is_empty() {
-        true => Err("no run says which values it has; write batch=4:small.gtr".into()),
+        true => Err("no run has values; write batch=4:small.gtr".into()),
         false => Ok(names),
     }
 }
@@ -166,20 +165,20 @@ fn ordered(
     of: &str,
 ) -> Result<Vec<u64>, String> {
     if let Some((unknown, _)) = values.iter().find(|(name, _)| !names.contains(name)) {
-        return Err(format!("no run has a value of `{unknown}`; known are {}", names.join(", ")));
+        return Err(format!("no run has a value of `{unknown}`; known values: {}", names.join(", ")));
     }
     let is_twice = |(index, (name, _)): &(usize, &(String, u64))| {
         values[..*index].iter().any(|(known, _)| known == name)
     };
     if let Some((_, (twice, _))) = values.iter().enumerate().find(is_twice) {
         return Err(format!(
-            "{of} has two values of `{twice}`; write one, and for several points --at several times"
+            "{of} has two values of `{twice}`; write one, and repeat --at for several points"
         ));
     }
     let value = |(index, name): (usize, &String)| {
         let given = values.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
         let value = given.or_else(|| Some(otherwise?[index]));
-        value.ok_or_else(|| format!("{of} has no value of `{name}`; write it with the others: {name}=..."))
+        value.ok_or_else(|| format!("{of} has no value of `{name}`; add it: {name}=..."))
     };
     names.iter().enumerate().map(value).collect()
 }
@@ -197,7 +196,7 @@ fn threads(recorded: &[Recorded]) -> Threads {
 
 fn device(run: &Recorded, ordinal: u32) -> Result<&OpStream, String> {
     let stream = run.trace.devices.iter().find(|stream| stream.device == ordinal);
-    stream.ok_or_else(|| format!("{}: nothing is of cuda:{ordinal}, as in another run", run.path))
+    stream.ok_or_else(|| format!("{}: it has nothing of cuda:{ordinal}, unlike another run", run.path))
 }
 
 fn targets(names: &[String], at: &[Values], model: &Model) -> Result<Vec<Vec<u64>>, String> {
@@ -224,7 +223,7 @@ fn doubts(recorded: &[Recorded], streams: &[&OpStream], bench: &Bench, model: &M
     let is_guess = strangers.is_some();
     reasons.extend(strangers);
     if is_generated {
-        reasons.push("compiled code asks for memory, and for each size other code is generated".into());
+        reasons.push("compiled code requests memory, and different code is generated for each size".into());
     }
     let factor = match reasons.is_empty() {
         true => 1.0,
@@ -237,23 +236,21 @@ fn doubts(recorded: &[Recorded], streams: &[&OpStream], bench: &Bench, model: &M
 /// What speaks against the runs being of one program.
 fn strangers(model: &Model) -> Option<String> {
     let ((n_matched, n), lawless) = (model.n_matched(), model.lawless_share());
-    let remedy = "name runs of one program that differ in these values alone";
+    let remedy = "name runs of one program that differ only in these values";
     if lawless <= MOST_LAWLESS {
         return None;
     }
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     if !model.has_stacks() {
         return Some(format!(
-            "a guess: the runs look like different programs, or like one whose sizes hang on its data: {} of what is live at the peak \
-             follows no law, and without call stacks requests are matched by their order; {remedy}, recorded with stacks",
+            "a guess: the runs look like different programs, or like one whose sizes depend on its data: {} of the memory live at the peak follows no law, and without call stacks requests are matched by their order; {remedy}, recorded with stacks",
             percent(lawless)
         ));
     }
     let matched = n_matched as f64 / n.max(1) as f64;
     (matched < LEAST_MATCHED).then(|| {
         format!(
-            "a guess: the runs look like different programs: {} of the largest run's requests are in every run, by their call stacks, and \
-             {} of what is live at the peak follows no law; {remedy}",
+            "a guess: the runs look like different programs: by their call stacks, {} of the largest run's requests are in every run, and {} of the memory live at the peak follows no law; {remedy}",
             percent(matched),
             percent(lawless)
         )
@@ -270,23 +267,23 @@ fn reasons(recorded: &[Recorded], streams: &[&OpStream], bench: &Bench) -> Vec<S
         known.sort();
         known.dedup();
         let listed = || known.iter().map(|it| it.as_str()).collect::<Vec<_>>().join("; ");
-        (known.len() > 1).then(|| format!("the runs are of different {what}: {}", listed()))
+        (known.len() > 1).then(|| format!("the runs have different {what}: {}", listed()))
     };
     let gpus = recorded.iter().map(|run| (!run.gpus.is_empty()).then(|| run.gpus.join(", ")));
     doubts.extend(differ("GPUs, which may choose other algorithms", gpus.collect()));
     let memory = streams.iter().map(|stream| stream.settings.device_memory.map(iec));
     doubts.extend(differ("device memory", memory.collect()));
     let releases = streams.iter().map(|stream| stream.settings.torch_version.map(release));
-    doubts.extend(differ("releases of PyTorch", releases.collect()));
+    doubts.extend(differ("PyTorch releases", releases.collect()));
     let options = streams.iter().map(|stream| {
         let options = stream.settings.options.as_deref().unwrap_or_default();
         Some(if options.is_empty() { "(none)".to_owned() } else { options.to_owned() })
     });
-    doubts.extend(differ("settings of the allocator", options.collect()));
+    doubts.extend(differ("allocator settings", options.collect()));
     let numbers = recorded.iter().map(|run| Some(run.trace.devices.len().to_string()));
     doubts.extend(differ("numbers of devices", numbers.collect()));
     if streams.iter().any(|stream| stream.history == History::StartsLate) {
-        doubts.push("recording began when memory was in use".into());
+        doubts.push("recording began when memory was already in use".into());
     }
     doubts.extend(bench.reactions.iter().map(|reaction| reaction.text()));
     doubts
@@ -440,7 +437,7 @@ impl Oracle<'_> {
         let (n_matched, n) = self.model.n_matched();
         let base = self.values(&self.model.base().at);
         let predicted: Vec<Predicted> = answers.iter().map(|answer| self.predicted(answer)).collect();
-        let section = Section::new("predict", format!("What cuda:{device} would hold")).table(table);
+        let section = Section::new("predict", format!("Predicted memory on cuda:{device}")).table(table);
         let mut section = curve::drawn(section, self.names, &predicted, &self.measured).remark(
             "n_matched",
             "requests",
@@ -481,7 +478,7 @@ impl Oracle<'_> {
                 ("sites", "most of it in", &|share| Value::text(sites(share))),
             ],
         );
-        let title = format!("What grows with what: live at the peak of {at}, as requested");
+        let title = format!("How memory scales: live at the peak of {at}, as requested");
         Section::new("grows", title).table(table.keep(MOST_SHARES, 2))
     }
 
@@ -498,13 +495,13 @@ impl Oracle<'_> {
             return None;
         }
         let mood = if answer.forecast.is_sure { Mood::Note } else { Mood::Warning };
-        let section = Section::new("unknown", "What the runs leave open")
+        let section = Section::new("unknown", "Uncertain in these runs")
             .lines(open.iter().take(MOST_OPEN).map(|open| (mood, self.open(open))));
         let more = open.len().saturating_sub(MOST_OPEN);
         let section = section.lines((more > 0).then(|| (Mood::Note, format!("and {more} more"))));
         let may_choose = answer.known.may_choose.then(|| (Mood::Note, MAY_CHOOSE.to_owned()));
         let section = section.lines(may_choose);
-        let none = "it makes no difference of more than 1 % to the peak";
+        let none = "it changes the peak by at most 1 %";
         let section = section.lines(self.too_wide(answer).map(|text| (Mood::Warning, text)));
         Some(section.lines(answer.forecast.is_sure.then(|| (Mood::Good, none.to_owned()))))
     }
@@ -521,7 +518,7 @@ impl Oracle<'_> {
         let between: Vec<u64> = between.collect();
         (factor > TOO_WIDE && between != *base).then(|| {
             format!(
-                "the range is too wide to plan with (× {factor:.1}): one more run between, at {} for instance, would make it narrower",
+                "the range is too wide for planning (× {factor:.1}): one more run in between, for example at {}, would narrow it",
                 self.values(&between)
             )
         })
@@ -537,34 +534,31 @@ impl Oracle<'_> {
         };
         match &open.why {
             Why::Size(Standing::Ambiguous, variables) => format!(
-                "{n} requests, {low} to {high} together{at}: one run at another {} and all else equal would decide them",
+                "{n} requests, {low} to {high} in total{at}: one run at another {}, all else equal, would decide",
                 names(variables)
             ),
             Why::Size(Standing::Unchecked, variables) => format!(
-                "{n} requests, {low} to {high} together{at}: two points fit many laws; one run at a third {} would decide them",
+                "{n} requests, {low} to {high} in total{at}: two points fit many laws; one run at a third {} would decide",
                 names(variables)
             ),
             Why::Size(Standing::Unmatched, _) => format!(
-                "{n} requests, up to {high} together{at}: only the largest run made them, as libraries do that choose other \
-                 algorithms at other sizes; a run near the size in question would decide them"
+                "{n} requests, up to {high} in total{at}: only the largest run made them, as when libraries choose other algorithms at other sizes; a run near the predicted size would decide"
             ),
             Why::Size(Standing::Lawless | Standing::Checked, _) => format!(
-                "{n} requests, {low} to {high} together{at}: their sizes follow no law of {}; they may hang on the data",
+                "{n} requests, {low} to {high} in total{at}: their sizes follow no law of {}; they may depend on the data",
                 self.names.join(", ")
             ),
             Why::Missing => format!(
-                "{n} requests, up to {high} together{at}: none of the runs made them, but convolutions of this kind work on copies of their \
-                 tensors where these are large; a run near the size in question would decide them"
+                "{n} requests, up to {high} in total{at}: none of the runs made them, but such convolutions copy large tensors; a run near the predicted size would decide"
             ),
             Why::Full => format!(
-                "{n} requests{at}: parts of sums, which grow until they fill the GPU: {low} to {high} together"
+                "{n} requests{at}: parts of sums, which grow until they fill the GPU: {low} to {high} in total"
             ),
             Why::Number => format!(
-                "{n} requests{at}: more of them are live together in larger runs, and how many there would be is extrapolated: \
-                 {low} to {high}"
+                "{n} requests{at}: more of them are live together in larger runs, and their number is extrapolated: {low} to {high}"
             ),
             Why::Others => {
-                format!("libraries and contexts hold another amount in each run: {low} to {high} there")
+                format!("libraries and contexts hold different amounts in each run: {low} to {high} there")
             }
         }
     }

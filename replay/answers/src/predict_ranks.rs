@@ -31,7 +31,7 @@ pub fn joined(predicted: Vec<Predicted>, missing: &[(String, Vec<u32>)]) -> Resu
     for Predicted { rank, reply } in predicted {
         match reply {
             Ok(reply) => ranks.push((rank, reply)),
-            Err(why) => warnings.push(format!("nothing is predicted of rank {rank}: {why}")),
+            Err(why) => warnings.push(format!("no prediction for rank {rank}: {why}")),
         }
     }
     let mut fits = decided(rows(&ranks, "fits"), least, fit);
@@ -197,7 +197,7 @@ fn outcomes_section(questions: &[Decided]) -> Section {
         );
         (if it.json["fits"] == true { Mood::Note } else { Mood::Bad }, text)
     });
-    let section = Section::new("ranks", "What each rank would hold, those that need most first");
+    let section = Section::new("ranks", "Predicted memory of each rank, largest first");
     section.table(Table::of("ranks", &rows, columns)).lines(lines.collect::<Vec<_>>())
 }
 

@@ -228,12 +228,13 @@ pub(super) fn remedies(
         on_all_cores(tried.len(), |index| Some(tried[index].judged(&worlds)))
     };
     if remedies.is_empty() {
-        return Err("no setting of its allocator can be simulated".into());
+        return Err("none of its allocator's settings can be simulated".into());
     }
     // It ran out: where it is said to fit, what is said of the others is worth no more.
     let fits_as_recorded = remedies.first().is_some_and(|recorded| recorded.verdict == Verdict::Fits);
     let doubt = doubt.or_else(|| {
-        fits_as_recorded.then(|| "in the replay the recorded setting fits, and the program ran out".into())
+        fits_as_recorded
+            .then(|| "the recorded setting fits in the replay, although the program ran out of memory".into())
     });
     remedies[1..].sort_by_key(|remedy| (remedy.verdict, remedy.peak_reserved));
     Ok(Trial { remedies, doubt })
@@ -456,11 +457,10 @@ fn other_end(laboratory: &Laboratory<'_>, world: Option<World>, recorded: &Quest
     let outcome = world.and_then(|world| laboratory.guess(&world.ask(recorded)).ok());
     match outcome.and_then(|outcome| outcome.oom.filter(|_| outcome.is_cut_short)) {
         None => {
-            "with the recorded setting the same requests fit in the replay: other memory of the device came or went".into()
+            "the same requests with the recorded setting fit in the replay: other memory of the device changed".into()
         }
         Some(oom) => format!(
-            "with the recorded setting the replay runs out earlier than the program, at request {}: more was free then than \
-             at the error",
+            "the replay with the recorded setting runs out earlier than the program, at request {}: more was free then than at the error",
             oom.request + 1
         ),
     }
@@ -478,7 +478,7 @@ pub(super) fn remedies_section(
     let section = Section::new("remedies", format!("What would have made it fit on cuda:{device}"));
     let Trial { remedies, doubt } = match trial {
         Ok(trial) => trial,
-        Err(why) => return section.line(Mood::Note, format!("this cannot be replayed: {why}")),
+        Err(why) => return section.line(Mood::Note, format!("it cannot be replayed: {why}")),
     };
     let options = |it: &Remedy| if it.options.is_empty() { "(none)".to_owned() } else { it.options.clone() };
     let table = Table::of(
@@ -493,7 +493,7 @@ pub(super) fn remedies_section(
             ("options", "PYTORCH_CUDA_ALLOC_CONF", &|it| Value::text(options(it))),
         ],
     );
-    let section = section.fact("capacity_bytes", "PyTorch could have", Value::Bytes(capacity.least())).fact(
+    let section = section.fact("capacity_bytes", "PyTorch's limit", Value::Bytes(capacity.least())).fact(
         "capacity_at_most_bytes",
         "at most",
         Value::Bytes(capacity.most()),
@@ -507,43 +507,42 @@ pub(super) fn remedies_section(
             let left = capacity.most().0.saturating_sub(best.peak_reserved.0);
             let steps = match leak.flatten().filter(|each| each.0 > 0) {
                 Some(each) => format!("by about {} steps", left / each.0),
-                None => "by as much as it saves".to_owned(),
+                None => "by the amount that it saves".to_owned(),
             };
             let options = &best.options;
             section.line(
                 Mood::Note,
-                format!("what grows grows on: {options} would only postpone the end, {steps}"),
+                format!("the growth would continue: {options} would only postpone the error, {steps}"),
             )
         }
         (None, Some(best)) => {
             let perhaps = match best.verdict {
-                Verdict::Perhaps => {
-                    "perhaps (it hangs on how high the limit was, --limit, and on where memory lies)"
-                }
+                Verdict::Perhaps => "perhaps (it depends on the limit, --limit, and on addresses)",
                 Verdict::Fits | Verdict::RunsOut => {
-                    "this setting would have served all requests up to the error, and the one that failed"
+                    "this setting would have served all requests up to the error, and the failed one"
                 }
             };
             section
                 .line(Mood::Good, format!("{perhaps}:"))
                 .line(Mood::Command, format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options))
         }
-        (None, None) => section
-            .line(Mood::Bad, "no setting of the allocator: the program needs less memory, or more of it"),
+        (None, None) => section.line(
+            Mood::Bad,
+            "no allocator setting would help: the program needs to use less memory, or needs a larger card",
+        ),
     };
     let section = match stream.map(Bounds::of) {
         Some(bounds) if best.is_none() && doubt.is_none() => section.remark(
             "needed_bytes",
             "in use at once",
             Value::Bytes(Bytes(bounds.requested)),
-            "the most that was requested at one time, without the request that failed",
+            "the most requested at one time, without the failed request",
         ),
         _ => section,
     };
-    section.table(table).line(
-        Mood::Note,
-        "replayed up to the end of the trace: what the program would have asked for next is not known",
-    )
+    section
+        .table(table)
+        .line(Mood::Note, "replayed up to the end of the trace; later requests of the program are not known")
 }
 
 #[cfg(test)]

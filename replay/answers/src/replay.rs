@@ -83,13 +83,15 @@ fn outcomes_section(bench: &Bench, outcomes: &[(Simulated, Gap)]) -> Section {
     section = section.fact("n_requests", "requests", Value::Count(stream.n_requests() as u64));
     section = match stream.settings.is_torch() || !stream.driver.is_empty() {
         true => self_check(section, &bench.self_check),
-        false => section
-            .line(Mood::Note, "no self-check: the log does not say what its allocator asked of the driver"),
+        false => section.line(
+            Mood::Note,
+            "no self-check: the log does not show what its allocator requested from the driver",
+        ),
     };
     section = section.warn(bench.limit_note());
     if stream.history == History::StartsLate {
-        section =
-            section.line(Mood::Warning, "recording began when memory was in use: what-ifs are approximate");
+        section = section
+            .line(Mood::Warning, "recording began when memory was already in use: what-ifs are approximate");
     }
     section.warn(bench.reactions.iter().map(Reaction::text))
 }

@@ -36,11 +36,11 @@ impl GroupBy {
         ("owner", GroupBy::Owner, "Owners"),
         ("device", GroupBy::Device, "Devices"),
         ("stream", GroupBy::Stream, "Streams of PyTorch's blocks"),
-        ("rank", GroupBy::Rank, "Ranks of a job, where several traces are given"),
+        ("rank", GroupBy::Rank, "Ranks of a job, if several traces are given"),
         (
             "category",
             GroupBy::Category,
-            "What PyTorch's blocks are for (parameters, activations, ...), and other owners",
+            "Roles of PyTorch's blocks (parameters, activations, ...), and other owners",
         ),
         ("phase", GroupBy::Phase, "Phases of the program: NVTX ranges"),
     ];
@@ -136,7 +136,7 @@ fn category(view: &View, holder: &Holder, role: impl Fn() -> String) -> String {
 /// The tree of what was held in all `views`, without nodes of less than `least`.
 #[must_use]
 pub fn reply(views: &[View], root: &Node, least: Bytes) -> Reply {
-    let held = Section::new("moment", "What was held").lines(views.iter().flat_map(heading));
+    let held = Section::new("moment", "Memory held").lines(views.iter().flat_map(heading));
     let mut rows = vec![];
     branches(root, root.bytes, least, "", &mut rows);
     let tree = Section::new("tree", "Who held it").lines(rows.into_iter().map(|row| (Mood::Note, row)));
@@ -266,7 +266,7 @@ mod tests {
     fn ranks_phases_and_categories_are_groups_too() {
         assert_eq!(shown(GroupBy::Rank)[0], "rank 3 4196");
         let phases = shown(GroupBy::Phase);
-        assert_eq!((&*phases[0], &*phases[4]), ("load 4096", "(outside of any range) 100"), "{phases:?}");
+        assert_eq!((&*phases[0], &*phases[4]), ("load 4096", "(outside any range) 100"), "{phases:?}");
         let categories = shown(GroupBy::Category);
         assert_eq!(
             (&*categories[0], &*categories[4]),

@@ -24,7 +24,7 @@ const WORTHWHILE: f64 = 0.01;
 const DEPRECATED: (u8, u8) = (2, 9);
 /// 2.9 heeds `PYTORCH_ALLOC_CONF` for what is not CUDA's alone (github.com/pytorch/pytorch/issues/183387).
 const BOTH_NAMES: &str =
-    "PyTorch may call this name deprecated and heeds it; PYTORCH_ALLOC_CONF is heeded from 2.10 on";
+    "PyTorch may call this name deprecated, but still reads it; PYTORCH_ALLOC_CONF works from 2.10 on";
 
 /// Tries every setting with the requests of the busiest device.
 ///
@@ -37,10 +37,9 @@ pub fn advise(path: &str, trace: &Trace, machine: Machine) -> Result<Reply, Stri
 /// The device that is asked about.
 fn busiest(trace: &Trace) -> Result<&OpStream, String> {
     let busiest = trace.devices.iter().max_by_key(|stream| stream.ops.len());
-    let stream = busiest.ok_or("it holds no device memory at all")?;
+    let stream = busiest.ok_or("it holds no device memory")?;
     if !stream.settings.is_torch() {
-        return Err("its memory is not PyTorch's, which alone reads PYTORCH_CUDA_ALLOC_CONF; other allocators: gputrace replay \
-                    --policy"
+        return Err("its memory is not PyTorch's, and only PyTorch reads PYTORCH_CUDA_ALLOC_CONF; for other allocators: gputrace replay --policy"
             .into());
     }
     Ok(stream)
@@ -154,7 +153,7 @@ impl Advice {
         } else if self.helps() {
             section
                 .line(Mood::Command, command)
-                .line(Mood::Good, "fits, where the recorded setting runs out of memory")
+                .line(Mood::Good, "fits, although the recorded setting runs out of memory")
         } else if self.best.fits() {
             let percent = WORTHWHILE * 100.0;
             section
@@ -169,20 +168,18 @@ impl Advice {
             };
             section.line(
                 Mood::Bad,
-                format!(
-                    "no setting makes it fit: {least} must be in use at once, whatever the allocator{others}"
-                ),
+                format!("no setting makes it fit: any allocator needs {least} at once{others}"),
             )
         };
         let least =
             self.pareto.first().filter(|it| it.outcome.books.reserved.peak < best && self.best.fits());
         let least = least.map(|it| {
             let saved = iec(best - it.outcome.books.reserved.peak);
-            (Mood::Note, format!("{} would save {saved} more: too little for one more option", it.options))
+            (Mood::Note, format!("{} would save {saved} more, too little for one more option", it.options))
         });
         let deprecated = self.helps() && self.torch_version >= DEPRECATED;
         let in_use = format!("{} in use", iec(self.recorded.peak_allocated()));
-        let replayed = "another limit, or none, than the run had; ";
+        let replayed = "the run had another limit, or none; ";
         let replayed = if recorded == self.recorded_peak.0 { "" } else { replayed };
         section
             .lines(self.doubt.clone().map(|doubt| (Mood::Warning, doubt)))
@@ -216,16 +213,12 @@ impl Advice {
                 ("options", "setting", &options),
             ],
         );
-        let title = format!(
-            "Best in memory or in calls of the driver, of {} settings that were simulated",
-            self.n_tried
-        );
+        let title = format!("Best in memory or in driver calls, of {} simulated settings", self.n_tried);
         let none = self.pareto.is_empty().then(|| (Mood::Note, "none of them fits".to_owned()));
         let plain = self.is_plain_enough.then(|| {
             let least = iec(self.bounds.requested);
             let why = format!(
-                "two options together cannot be worth it: {least} were in use at once, as requested, and one \
-                               option alone comes within 3 % of that"
+                "two options together are not worth trying: {least} were in use at once, as requested, and one option alone comes within 3 % of that"
             );
             (Mood::Note, why)
         });
@@ -238,7 +231,7 @@ impl Advice {
         let section = Section::new("bounds", "The least that any allocator needs")
             .fact("requested_bytes", "as requested", bytes(requested))
             .fact("rounded_bytes", "rounded to 512 bytes", bytes(rounded))
-            .fact("separate_bytes", "with streams, pools, small and large kept apart", bytes(separate))
+            .fact("separate_bytes", "with streams, pools, small and large blocks separate", bytes(separate))
             .fact("paged_bytes", "in pages of 2 MiB", bytes(paged));
         match self.packing {
             Some(packing) => section.remark(

@@ -42,7 +42,7 @@ const MORE_NAMES: [&str; MORE_CAUSES] = ["second_cause", "third_cause"];
 const LEAST_SHARED: u64 = 4;
 
 /// Of a run that shows neither growth nor its absence.
-const TOO_SHORT: &str = "the run is too short to tell whether something grows";
+const TOO_SHORT: &str = "the run is too short to show whether memory grows";
 
 /// What happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +71,7 @@ impl Kind {
         match self {
             Kind::OutOfMemory => ("out_of_memory", "out of memory"),
             Kind::Of(kind) => kind.names(),
-            Kind::Left => ("left", "the process ended itself"),
+            Kind::Left => ("left", "the process exited early"),
             Kind::Killed => ("killed", "the process was killed"),
             Kind::GpuFault => ("gpu_fault", "a GPU reported a fault"),
             Kind::Nothing => ("nothing_wrong", "nothing is wrong"),
@@ -241,7 +241,7 @@ impl Evidence<'_> {
                 (holdings::needed(self.facts), all.first_mut().filter(|well| well.site.is_empty()))
             {
                 well.what = format!("{}; {text}", well.what);
-                well.fix = Fix::words(format!("to need less: {less}"), "");
+                well.fix = Fix::words(format!("to lower the peak: {less}"), "");
             } else if let (Some((text, less)), Some(well)) =
                 (another_pool::in_words(self.facts), all.first_mut())
             {
@@ -302,7 +302,7 @@ impl Evidence<'_> {
             let most = most.map(|most| {
                 format!(", most of them at {} ({})", self.facts.site(most.site), bytes(most.bytes))
             });
-            format!(", of these {} in PyTorch's blocks{}", bytes(held.bytes), most.unwrap_or_default())
+            format!(", of which {} in PyTorch's blocks{}", bytes(held.bytes), most.unwrap_or_default())
         });
         format!(
             "{} could not get {} on {} ({}) at {}; the process held {}{torch}",
@@ -337,7 +337,7 @@ impl Evidence<'_> {
         );
         match self.found.went_on_after(ordinal, <[TorchOom]>::last) {
             0 => what,
-            _ => what + ", and the program went on",
+            _ => what + ", and the program continued",
         }
     }
 
@@ -346,9 +346,10 @@ impl Evidence<'_> {
         let (what, site, sure, fix) = match failure {
             Failure::Torch(ordinal, error) => {
                 let (fix, sure) = match self.facts.requests() {
-                    None => {
-                        (None, "certain that it ran out; what would have helped: gputrace oom".to_owned())
-                    }
+                    None => (
+                        None,
+                        "certain that it ran out; `gputrace oom` shows what would have helped".to_owned(),
+                    ),
                     Some(_) => self.setting_that_fits(ordinal),
                 };
                 (format!("{what}: {}", why(error)), error.site, sure, fix)
@@ -376,12 +377,12 @@ impl Evidence<'_> {
         match self.found.remedy(ordinal, stream) {
             // Every verdict repeats the doubts of its story.
             Err(_) if self.story.doubts().is_some() => {
-                (None, "certain that it ran out, not what would have helped".into())
+                (None, "certain that it ran out, but not what would have helped".into())
             }
             Err(why) => (None, format!("certain that it ran out; cannot tell what would have helped: {why}")),
             Ok((_, None)) => (
                 Fix::words(self.less_memory(), ""),
-                "certain: replayed with the settings that people are advised to try".into(),
+                "certain: replayed with the settings that are usually recommended".into(),
             ),
             Ok((recorded, Some(best))) => {
                 let before = recorded.map_or_else(String::new, |recorded| {
@@ -406,7 +407,7 @@ impl Evidence<'_> {
     fn less_memory(&self) -> String {
         match holdings::needed(self.facts) {
             Some((text, less)) => format!("{less}: {text}; no allocator setting makes it fit"),
-            None => "less memory, or a larger card: no allocator setting makes it fit".into(),
+            None => "use less memory, or a larger card: no allocator setting makes it fit".into(),
         }
     }
 
@@ -420,7 +421,7 @@ impl Evidence<'_> {
             cause: "",
             what: format!("{}{more}", faults::text(&self.story.process, *at, fault)),
             site: String::new(),
-            sure: "certain that NVML reported it; XIDs of a card may be due to any process on it".into(),
+            sure: "certain that NVML reported it; any process on the card may have caused an XID".into(),
             fix: Fix::words(faults::remedy(fault), ""),
             next: self.command("report --all"),
         })
@@ -447,10 +448,10 @@ impl Evidence<'_> {
             site: inside.map_or_else(String::new, |call| self.facts.site(call.site)),
             sure: match end {
                 End::Signal(_) | End::Status(_) => {
-                    "certain how it ended; its GPU memory shows no cause: no request failed, nothing grew"
+                    "certain how it ended; its GPU memory shows no cause: no request failed, and nothing grew"
                 }
                 End::Exit | End::Unseen | End::Detached => {
-                    "its GPU memory shows no cause: no request failed, nothing grew"
+                    "its GPU memory shows no cause: no request failed, and nothing grew"
                 }
             }
             .into(),
@@ -477,8 +478,7 @@ impl Evidence<'_> {
         let (shared, fix) = match n_shared >= LEAST_SHARED {
             true => (
                 format!(
-                    ", or kept for another process: {} CUDA IPC handles were given out, and what another process has open is not \
-                     freed by `del` here{}",
+                    ", or memory kept for another process: {} CUDA IPC handles were exported, and `del` here does not free what another process has open{}",
                     count(n_shared),
                     self.facts.opener().map_or_else(String::new, |opener| format!(" ({opener})"))
                 ),
@@ -490,8 +490,7 @@ impl Evidence<'_> {
             kind: Kind::CannotTell,
             cause: "",
             what: format!(
-                "no request failed, but what this line holds rose to the end, by {}, and next to nothing was given back: \
-                 a leak, or a program that loads{shared}{peak}",
+                "no request failed, but memory held by this line rose to the end, by {}, and almost nothing was freed: a leak, or a program that loads data{shared}{peak}",
                 bytes(rose.growth)
             ),
             site: rose.named.site.clone(),
@@ -513,10 +512,13 @@ impl Evidence<'_> {
                     _ => format!("{} of that without a line, ", bytes(nameless)),
                 };
                 let (held, of) = (bytes(held.bytes), bytes(most.bytes));
-                format!("; {held} are in use, {without}{of} asked for by the line below")
+                format!("; {held} are in use, {without}{of} requested by the line below")
             }
             (Some(held), None) => {
-                format!("; {} are in use, and the lines that asked for them are not in it", bytes(held.bytes))
+                format!(
+                    "; {} are in use, and the snapshot does not show the lines that requested them",
+                    bytes(held.bytes)
+                )
             }
             (None, _) => String::new(),
         };
@@ -548,7 +550,7 @@ impl Evidence<'_> {
         let role = role.map(|holder| self.facts.role(holder)).filter(|role| !role.starts_with("unknown"));
         let role = role.map_or_else(String::new, |role| format!(", {role}"));
         let text = format!(
-            "nothing is left again and again: what rose was made once, most of it by the line below ({}{role})",
+            "nothing accumulates: memory rose once, most of it at the line below ({}{role})",
             bytes(most.growth)
         );
         Some((text, most.named.site.clone()))
@@ -566,15 +568,15 @@ impl Evidence<'_> {
         let peak = fullest.map(|(ordinal, books)| {
             let total = self.story.device(ordinal).map(|device| device.total.0).filter(|total| *total > 0);
             let of = total.map_or_else(String::new, |total| format!(" of {}", bytes(Bytes(total))));
-            format!("{}{of} at most on {}", bytes(books.physical.peak()), device_name(self.story, ordinal))
+            format!("peak {}{of} on {}", bytes(books.physical.peak()), device_name(self.story, ordinal))
         });
         let has_asked = used_devices(self.story).next().is_some() || ledger.host.peak().0 > 0;
         let (kind, what, sure) = match (has_asked, self.story.doubts().is_some()) {
             (false, _) => {
                 let what = match ledger.n_events {
                     _ if self.story.is_unreadable() => "none of its events can be read",
-                    0 => "the trace holds no events",
-                    _ => "the process asked for no GPU memory while it was recorded",
+                    0 => "the trace has no events",
+                    _ => "the process requested no GPU memory during the recording",
                 };
                 (Kind::CannotTell, what.to_owned(), String::new())
             }
@@ -582,7 +584,7 @@ impl Evidence<'_> {
                 (Kind::Running, "no request failed so far".into(), String::new())
             }
             (true, true) => {
-                let what = "nothing wrong is seen in what the trace holds, and it does not hold everything";
+                let what = "the trace shows no problem, but it is incomplete";
                 (Kind::CannotTell, what.into(), String::new())
             }
             (true, false) => {
@@ -592,7 +594,7 @@ impl Evidence<'_> {
                 let growth = match self.found.leaks.can_tell() {
                     true if made_once.is_some() => made_once.as_ref().map_or("", |(text, _)| text),
                     true if self.is_only_started() => {
-                        "what rose did so while the program got ready, and no work is seen after it"
+                        "memory rose only during start-up, and no work was seen afterwards"
                     }
                     true => "nothing keeps growing",
                     false => TOO_SHORT,
@@ -633,12 +635,12 @@ fn why(error: &TorchOom) -> String {
             let elsewhere = total.0.saturating_sub(free.0).saturating_sub(error.tracked.0);
             match elsewhere.saturating_mul(MUCH_ELSEWHERE) >= total.0 && total.0 > 0 {
                 true => format!(
-                    "{held}, and others held {} of the device's {}",
+                    "{held}, and other processes held {} of the device's {}",
                     bytes(Bytes(elsewhere)),
                     bytes(total)
                 ),
                 false if total.0 == 0 => held,
-                false => format!("{held}, of a device of {}", bytes(total)),
+                false => format!("{held}, on a device of {}", bytes(total)),
             }
         }
         (Wall::Device | Wall::Unknown, _) => held,
@@ -709,10 +711,9 @@ mod tests {
             told,
             [
                 "Verdict: out of memory: other processes on the card",
-                "what: PyTorch could not get 30.00 MiB on cuda:0 at 4.0 µs: 8.00 MiB in use, 12.00 MiB more reserved, and \
-                 others held 50.00 MiB of the device's 80.00 MiB",
+                "what: PyTorch could not get 30.00 MiB on cuda:0 at 4.0 µs: 8.00 MiB in use, 12.00 MiB more reserved, and other processes held 50.00 MiB of the device's 80.00 MiB",
                 "call_site: forward (/job/a.py:12)",
-                "confidence: the driver's own figure at that moment, without what this process was given; its own context is among it",
+                "confidence: the driver's own figure at that moment, without the memory of this process; its own context is included",
                 "fix: end or move the other processes (`gputrace oom` lists those that NVML names), or wait for them; \
                  60.00 MiB would have been free",
                 "next: gputrace oom job/train.gtr",
@@ -725,8 +726,7 @@ mod tests {
         let told = told(&format!("{HELD}Create bytes=4G result=2 by=/x/libnccl.so.2,init@/job/a.py:1"));
         assert_eq!(
             told[1],
-            "what: NCCL could not get 4.00 GiB on cuda:0 (cuMemCreate) at 2.0 µs; the process held 20.00 MiB, of these 8.00 MiB in \
-             PyTorch's blocks, most of them at load (/job/a.py:3) (8.00 MiB)"
+            "what: NCCL could not get 4.00 GiB on cuda:0 (cuMemCreate) at 2.0 µs; the process held 20.00 MiB, of which 8.00 MiB in PyTorch's blocks, most of them at load (/job/a.py:3) (8.00 MiB)"
         );
     }
 
@@ -742,7 +742,7 @@ mod tests {
         let killed = told_with(&scene, Some(EventKind::Note("process.end=signal 9".into())));
         assert_eq!(killed[0], "Verdict: memory grows: results kept");
         assert!(
-            killed[1].ends_with("; the process was ended by signal 9 (SIGKILL), 299.0 µs after its start")
+            killed[1].ends_with("; the process was killed by signal 9 (SIGKILL), 299.0 µs after its start")
         );
     }
 
@@ -752,7 +752,7 @@ mod tests {
         assert_eq!(told[0], "Verdict: the process was killed");
         assert_eq!(told.last().map(String::as_str), Some("next: gputrace ranks job"));
         let told = told_with(HELD, Some(EventKind::Note("process.end=_exit 1".into())));
-        assert_eq!(told[0], "Verdict: the process ended itself");
+        assert_eq!(told[0], "Verdict: the process exited early");
         let told = told_with(HELD, Some(EventKind::Note("process.end=exit".into())));
         assert_eq!(told[0], "Verdict: nothing is wrong");
     }
@@ -762,11 +762,11 @@ mod tests {
         let told_of = told(&(HELD.to_owned() + &steps(|_| String::new())));
         assert_eq!(told_of[0], "Verdict: nothing is wrong");
         assert!(
-            told_of[1].starts_with("what: no request failed, nothing keeps growing; 20.00 MiB"),
+            told_of[1].starts_with("what: no request failed, nothing keeps growing; peak 20.00 MiB"),
             "{told_of:?}"
         );
         let told_of = told(HELD);
-        assert!(told_of[1].contains("too short to tell whether something grows"), "{told_of:?}");
+        assert!(told_of[1].contains("too short to show whether memory grows"), "{told_of:?}");
     }
 
     #[test]
@@ -777,7 +777,7 @@ mod tests {
         };
         let told_of = told(&(HELD.to_owned() + &(0..100).map(shard).collect::<String>()));
         assert_eq!(told_of[0], "Verdict: nothing is wrong");
-        assert!(told_of[1].contains("rose did so while the program got ready"), "{told_of:?}");
+        assert!(told_of[1].contains("rose only during start-up"), "{told_of:?}");
     }
 
     #[test]
@@ -799,7 +799,7 @@ mod tests {
             TorchPoolEnd handle=1";
         let told = told(scene);
         assert_eq!(told[0], "Verdict: a pool was left behind: no graph can use it");
-        let what = "what: cuda:0: PyTorch's pool (1, 0) keeps 20.00 MiB that nobody can use: the capture into it failed";
+        let what = "what: cuda:0: PyTorch's pool (1, 0) keeps 20.00 MiB that nothing can use: the capture into it failed";
         assert_eq!(told[1..3], [what, "call_site: warm_up (/job/serve.py:40)"]);
         assert_eq!(told.last().map(String::as_str), Some("next: gputrace leaks job/train.gtr"));
     }

@@ -112,8 +112,7 @@ impl<'a> Bench<'a> {
         let asks = stream.ops.iter().any(|op| matches!(op, Op::Alloc(_) | Op::Oom(_)));
         if !asks && !stream.initial_allocs.is_empty() {
             return Err(format!(
-                "device {} cannot be replayed: it has no history of requests, only what was held before: call \
-                 torch.cuda.memory._record_memory_history() before the program allocates",
+                "device {} cannot be replayed: it has no history of requests, only memory held before: call torch.cuda.memory._record_memory_history() before the program allocates",
                 stream.device
             ));
         }
@@ -143,10 +142,9 @@ impl<'a> Bench<'a> {
         let limit = iec(limit);
         Some(match self.has_own_limit() {
             true => format!(
-                "replayed under a limit of {limit}: the recorded totals come out only so, as where the program calls \
-                 set_per_process_memory_fraction; its exact limit is not in the trace (--limit says otherwise)"
+                "replayed under a limit of {limit}: the recorded totals match only under a limit, as set by set_per_process_memory_fraction; the exact limit is not in the trace (--limit sets it)"
             ),
-            false => format!("the program had a limit of its own, of {limit} or somewhat more"),
+            false => format!("the program had its own limit of {limit} or slightly more"),
         })
     }
 
@@ -214,9 +212,8 @@ impl Simulated {
     pub(super) fn remarks(&self) -> Vec<(Mood, String)> {
         let (outcome, (low, high)) = (&self.answer.outcome, self.answer.peak_reserved_range);
         let (low, high) = (iec(low), iec(high));
-        let range = (low != high).then(|| {
-            format!("reserved {low} to {high}, depending on addresses that the trace does not hold")
-        });
+        let range = (low != high)
+            .then(|| format!("reserved {low} to {high}, depending on addresses that are not in the trace"));
         let shares = self
             .shares
             .as_ref()
@@ -224,7 +221,7 @@ impl Simulated {
         let oom = outcome.oom.as_ref().map(|oom| {
             let (asked, reserved, in_use) = (iec(oom.requested), iec(oom.reserved), iec(oom.allocated));
             let at = format!("{} of {}", oom.request + 1, self.n_requests);
-            format!("out of memory at request {at}: {asked} asked for, {reserved} reserved, {in_use} in use")
+            format!("out of memory at request {at}: {asked} requested, {reserved} reserved, {in_use} in use")
         });
         let capped =
             (self.question.limit.zip(self.question.device_memory)).filter(|(limit, card)| limit > card);
@@ -236,7 +233,8 @@ impl Simulated {
             (Mood::Warning, text)
         });
         let is_undefined = outcome.counter("pools_lost") + outcome.counter("failed_assertions") > 0;
-        let undefined = "PyTorch deletes, or fails to count, a released pool that is in use: what it does then is undefined";
+        let undefined =
+            "PyTorch deletes, or fails to count, a released pool that is in use: the behaviour is undefined";
         capped
             .into_iter()
             .chain(range.map(|text| (Mood::Note, text)))
@@ -257,14 +255,14 @@ impl Simulated {
         }
         line += &format!(" + free {}", iec(shares.free()));
         if let Some(refused) = shares.refused {
-            line += &format!(", and {} more were asked for", iec(refused));
+            line += &format!(", and {} more were requested", iec(refused));
         }
         line + match (&shares.others, shares.is_charge_known) {
             (None, _) => {
-                "; the CUDA context and other libraries need their part, which this trace does not hold (--other BYTES)"
+                "; the CUDA context and other libraries also need memory, which this trace does not show (--other BYTES)"
             }
             (Some(_), false) => {
-                "; the CUDA context and code need their part, which the driver did not report (--other BYTES)"
+                "; the CUDA context and code also need memory, which the driver did not report (--other BYTES)"
             }
             (Some(_), true) => "",
         }

@@ -26,7 +26,7 @@ const NEAR: u64 = 1 << 30;
 /// Something that had the address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Owner {
-    /// What it is.
+    /// Its kind.
     pub what: &'static str,
     /// On which device.
     pub device: i16,
@@ -34,7 +34,7 @@ pub struct Owner {
     pub addr: u64,
     /// How large.
     pub bytes: Bytes,
-    /// What was requested, of a block.
+    /// The requested amount, of a block.
     pub requested: Option<Bytes>,
     /// Since when; none where it was there when the recording began.
     pub since: Option<Nanos>,
@@ -46,13 +46,13 @@ pub struct Owner {
     pub stream: Option<u64>,
     /// Private pool of the block.
     pub pool: Option<Pool>,
-    /// Number of the CUDA graph whose capture asked for it.
+    /// Number of the CUDA graph whose capture requested it.
     pub graph: Option<u64>,
-    /// Who asked.
+    /// The call stack of the request.
     pub made_by: StackId,
-    /// Who gave it back.
+    /// The call stack that freed it.
     pub freed_by: StackId,
-    /// What lay below and above it when it was given back, or at the end.
+    /// What lay below and above it when it was freed, or at the end.
     pub beside: [Option<Neighbour>; 2],
     serial: u64,
     /// Its number among the blocks of the device that were seen handed out.
@@ -68,7 +68,7 @@ pub struct Neighbour {
     pub bytes: Bytes,
     /// Bytes between the two.
     pub gap: u64,
-    /// Who asked for it.
+    /// The call stack of the request.
     pub made_by: StackId,
 }
 
@@ -369,7 +369,7 @@ impl Who {
             });
             words.clone()
         };
-        let section = Section::new("owners_of_address", format!("Who had {:#x}", self.address))
+        let section = Section::new("owners_of_address", format!("Owners of {:#x}", self.address))
             .line(self.mood(), self.words(&mut place));
         let shown: Vec<(&Owner, String, String, String)> = self
             .owners
@@ -402,19 +402,19 @@ impl Who {
                 ("graph", "captured into", &|(owner, ..)| {
                     owner.graph.map_or(Value::Missing, |graph| Value::text(self.graph(graph)))
                 }),
-                ("made_by", "made by", &|(_, made, ..)| words(made)),
+                ("made_by", "allocated by", &|(_, made, ..)| words(made)),
                 ("freed_by", "freed by", &|(_, _, freed, _)| words(freed)),
-                ("beside", "beside it then", &|(.., beside)| words(beside)),
+                ("beside", "neighbours then", &|(.., beside)| words(beside)),
             ],
         );
         let section = match self.replayed() {
             Some((number, 1)) => section.line(
                 Mood::Note,
-                format!("one allocation captured into graph {number} had it: each replay of the graph uses it, also after it was freed"),
+                format!("one allocation captured into graph {number} had it: each replay of the graph uses it, even after it was freed"),
             ),
             Some((number, n)) => section.line(
                 Mood::Note,
-                format!("{n} allocations captured into graph {number} had it: each replay of the graph uses it, also after they were freed"),
+                format!("{n} allocations captured into graph {number} had it: each replay of the graph uses it, even after they were freed"),
             ),
             None => section,
         };
@@ -456,7 +456,7 @@ impl Who {
         if let Some(owner) = blocks().find(|owner| owner.until.is_none()) {
             let offset = bytes(Bytes(self.address - owner.addr));
             return format!(
-                "in use at the end: {offset} into a block of {}, made {}{}",
+                "in use at the end: {offset} into a block of {}, allocated {}{}",
                 bytes(owner.bytes),
                 owner.since.map_or_else(|| "before the recording began".to_owned(), before),
                 by(place(owner.made_by))
@@ -466,7 +466,7 @@ impl Who {
             let offset = bytes(Bytes(self.address - owner.addr));
             let freed = owner.until.map_or_else(String::new, before);
             return format!(
-                "not in use at the end: freed {freed}{}, {offset} into a block of {} made{}",
+                "not in use at the end: freed {freed}{}, {offset} into a block of {} allocated{}",
                 by(place(owner.freed_by)),
                 bytes(owner.bytes),
                 by(place(owner.made_by))
@@ -474,8 +474,8 @@ impl Who {
         }
         if let Some(owner) = self.owners.last() {
             let state = match owner.until {
-                None => "still there at the end".to_owned(),
-                Some(when) => format!("given back {}{}", before(when), by(place(owner.freed_by))),
+                None => "still held at the end".to_owned(),
+                Some(when) => format!("freed {}{}", before(when), by(place(owner.freed_by))),
             };
             return format!(
                 "in no block; in a {} of {} from {:#x}, {state}",
@@ -493,8 +493,8 @@ impl Who {
         });
         let near: Vec<String> = below.into_iter().chain(above).collect();
         match near.is_empty() {
-            true => "nothing that was recorded had this address, or lay near it".to_owned(),
-            false => format!("nothing that was recorded had this address: it lies {}", near.join(", and ")),
+            true => "no recorded memory had this address, or was near it".to_owned(),
+            false => format!("no recorded memory had this address: it is {}", near.join(", and ")),
         }
     }
 }

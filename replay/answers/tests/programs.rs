@@ -151,10 +151,10 @@ fn loader_workers_that_hold_a_context_and_nothing_else_are_named() {
     let (kind, cause, text) = said(context);
     assert_eq!(
         (kind, cause.as_str()),
-        ("kept", "contexts of child processes that allocate nothing"),
+        ("kept", "CUDA contexts of child processes that never allocate"),
         "{text}"
     );
-    assert!(text.contains("1.01 GiB in all") && text.contains("data.py:26"), "{text}");
+    assert!(text.contains("1.01 GiB together") && text.contains("data.py:26"), "{text}");
     // One that uses the GPU is none of them.
     let (kind, _, text) = said(&format!("{context}\nAlloc addr=a bytes=100M by=libcudart.so"));
     assert_eq!(kind, "nothing_wrong", "{text}");

@@ -63,7 +63,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
                 "name": "oom",
                 "display": ["marker-chart", "marker-table", "timeline-overview"],
                 "chartLabel": "{marker.data.bytes}",
-                "fields": [{"key": "bytes", "label": "Bytes asked for", "format": "bytes"}],
+                "fields": [{"key": "bytes", "label": "Bytes requested", "format": "bytes"}],
             }],
             "extensions": {"length": 0, "baseURL": [], "id": [], "name": []},
             "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "µs"},
@@ -405,7 +405,7 @@ impl Told {
         json!({
             "name": self.name,
             "category": "Memory",
-            "description": "Memory that the driver handed out",
+            "description": "Memory allocated from the driver",
             "pid": self.pid,
             "mainThreadIndex": thread,
             "samples": {

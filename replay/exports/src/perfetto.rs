@@ -387,7 +387,7 @@ impl Sequence<'_> {
     /// Names the process, and says that samples weigh bytes.
     fn begin(&mut self, process: &Process) -> io::Result<()> {
         let mut weight = Message::default();
-        weight.bytes(2, b"bytes asked for");
+        weight.bytes(2, b"bytes requested");
         weight.number(3, UNIT_BYTES);
         let mut of_samples = Message::default();
         of_samples.bytes(1, b"gputrace");

@@ -29,7 +29,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(&compressed(profile(&story.ledger, definitions, request.native, &wanted)))
 }
 
-/// What is held by now, where events are still being booked.
+/// Memory held so far, while events are still being booked.
 #[must_use]
 pub fn live_profile(ledger: &Ledger, definitions: &dyn Definitions) -> Vec<u8> {
     let pictures = ledger.devices.keys().map(|device| picture(ledger, *device, ledger.last));

@@ -23,7 +23,7 @@ use gputrace_trace::ledger::{Block, Ledger, MemoryKind, Object, Step};
 
 pub(super) const ENTRY: Export = Export {
     name: "torch-pickle",
-    summary: "the history as a PyTorch snapshot, with --non-torch other libraries' memory in it, for pytorch.org/memory_viz",
+    summary: "the history as a PyTorch snapshot, with --non-torch including other libraries' memory, for pytorch.org/memory_viz",
     takes: Takes { non_torch: true, ..Takes::ONE },
     is_binary: true,
     export,

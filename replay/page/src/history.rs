@@ -73,7 +73,7 @@ pub(super) struct History {
     pub stretch: u64,
     /// Changes that there were.
     pub n_changes: u64,
-    /// What was kept.
+    /// The kept part.
     pub kept: States,
     /// Where the stretch that is going on begins.
     tail: usize,

@@ -129,7 +129,7 @@ impl Page {
         Ok(page)
     }
 
-    /// The traces of the page, which can still be asked for a part ([`Chapter::part`]).
+    /// The traces of the page, which can still be requested a part ([`Chapter::part`]).
     #[must_use]
     pub fn into_chapters(self) -> Vec<Chapter> {
         self.chapters
@@ -186,7 +186,7 @@ struct Pictures<'a> {
 
 impl Chapter {
     /// Of a trace that was understood, with its verdict and every section of its report; one of `n_traces` in the file. With a store,
-    /// all that is shown is written down there too, so that a part of it can be had.
+    /// all that is shown is written down there too, so a part of it can be had.
     #[must_use]
     pub fn of(
         story: &Story,
@@ -208,7 +208,7 @@ impl Chapter {
         chapter
     }
 
-    /// What a page asks for while one looks closer at a part of it, in nanoseconds since the trace began: that part whole, as far
+    /// What a page requests while one looks closer at a part of it, in nanoseconds since the trace began: that part whole, as far
     /// as there is room, and the rest as before. Without what is said of the trace, which the page has.
     ///
     /// # Errors

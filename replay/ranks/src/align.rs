@@ -74,7 +74,7 @@ pub struct Difference {
     pub n_differ: usize,
 }
 
-/// What came of laying the tracks side by side.
+/// The result of laying the tracks side by side.
 #[derive(Clone, Debug, Default)]
 pub struct Alignment {
     /// In the order of columns.

@@ -15,9 +15,9 @@ pub use super::places::PlaceId;
 pub struct DeviceUse {
     /// Ordinal in the process.
     pub ordinal: i16,
-    /// Most bytes that the driver had handed out.
+    /// Most bytes that the driver had allocated.
     pub peak: Bytes,
-    /// Who held how much then, most first.
+    /// Owners and their bytes then, most first.
     pub owners_at_peak: Vec<(String, Bytes)>,
     /// About what the context takes.
     pub context: Option<Bytes>,
@@ -124,7 +124,7 @@ impl Signature {
                 .and_then(|number| REDUCTIONS.get(number))
                 .map_or_else(|| format!("reduction {number}"), |name| (*name).to_owned()),
             Reduction::PreMulSum(..) => "premulsum".into(),
-            Reduction::Unseen => "a reduction of its own".into(),
+            Reduction::Unseen => "a custom reduction".into(),
         }
     }
 }
@@ -174,7 +174,7 @@ pub const LOST_CALL: u32 = u32::MAX;
 const MAX_HOLE: u64 = 1_000_000;
 
 impl Sequence {
-    /// Books call number `n`. A number that comes again was given back by the call that had it.
+    /// Books call number `n`. A number that comes again was freed by the call that had it.
     pub fn set(&mut self, n: u64, kind: u32, enter: Nanos) {
         let len = self.kinds.len() as u64;
         if n > len && n - len <= MAX_HOLE {
@@ -248,7 +248,7 @@ pub struct Closing {
 /// A communicator as one process knows it: as one rank of it.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Membership {
-    /// What the trace says of it, in its newest form.
+    /// Its facts in the trace, in its newest form.
     pub facts: Communicator,
     /// Its parent among the process's memberships.
     pub parent: Option<usize>,
@@ -265,7 +265,7 @@ pub struct Membership {
     pub lanes: BTreeMap<Lane, Sequence>,
     /// How it ended.
     pub closing: Option<Closing>,
-    /// First error that NCCL reported of it without being asked for one: when, which, and from where it was asked.
+    /// First error that NCCL reported of it without being requested one: when, which, and from where it was asked.
     pub async_error: Option<(Nanos, i32, PlaceId)>,
     #[serde(skip)]
     known: FxHashMap<CallKind, u32>,
@@ -343,7 +343,7 @@ pub struct OpenCall {
 /// A launch that the GPU was never seen to end.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct UnfinishedCall {
-    /// What launched it.
+    /// The operation that launched it.
     pub op: NcclOp,
     /// On which of the process's memberships, and which of its calls, where it is one.
     pub spot: Option<(usize, Lane, u64)>,
@@ -486,7 +486,7 @@ pub struct Participant {
     pub ending: Ending,
     /// The same in words, of it.
     pub ended: String,
-    /// What it held on each device.
+    /// Memory that it held on each device.
     pub memory: Vec<super::calls::DeviceUse>,
     /// What it gives to others, or has of them.
     pub shares: super::shares::Shares,
@@ -548,7 +548,7 @@ impl Participant {
         for (idx, membership) in self.memberships.iter().enumerate() {
             // A communicator comes after the one that it was made from.
             if membership.parent.is_some_and(|parent| parent >= n_memberships || parent == idx) {
-                return Err("a communicator was made from one that it does not have");
+                return Err("a communicator was created from one that it does not have");
             }
             let n_kinds = membership.kinds.len() as u32;
             let kinds = membership.lanes.values().flat_map(|calls| &calls.kinds);
@@ -559,7 +559,7 @@ impl Participant {
             let errors = membership.async_error.iter().map(|(.., place)| *place);
             let mut all = membership.kinds.iter().map(|kind| kind.place).chain(closing).chain(errors);
             if !all.all(place) || !place(membership.place) {
-                return Err("a call was made from a place that it does not have");
+                return Err("a call has a call site that it does not have");
             }
         }
         let failed = |call: &FailedCall| member(call.membership) && place(call.place);

@@ -490,7 +490,7 @@ impl<'a> Collector<'a> {
         let ooms: Vec<LastSeen> = std::mem::take(&mut self.ooms)
             .into_iter()
             .map(|(time, bytes, stack)| {
-                let what = format!("out of memory: {} were refused", words::bytes(Bytes(bytes)));
+                let what = format!("out of memory: a request for {} was refused", words::bytes(Bytes(bytes)));
                 self.seen(time, what, stack)
             })
             .collect();

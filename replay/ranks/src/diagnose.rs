@@ -28,18 +28,18 @@ const LISTED: usize = 3;
 /// A job in which nothing happens for so long at its end waits for something: a second.
 const LEAST_IDLE: u64 = 1_000_000_000;
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Default)]
 pub struct Diagnosis {
-    /// What is wrong, worst first.
+    /// The faults, worst first.
     pub findings: Vec<Finding>,
-    /// Where each rank was at the end.
+    /// The position of each rank at the end.
     pub standings: Vec<super::waits::Standing>,
-    /// Who comes late.
+    /// Late arrivals.
     pub arrivals: Vec<Arrivals>,
-    /// What the GPUs say; `None` where none was measured.
+    /// Measurements of the GPUs; `None` where none was measured.
     pub gpu: Option<GpuReport>,
-    /// What is worth knowing and not wrong.
+    /// Notes about things that are not faults.
     pub notes: Vec<String>,
     /// Calls that were compared.
     pub n_calls: u64,
@@ -96,7 +96,7 @@ fn straggler(
     text: impl FnOnce(&str) -> String,
 ) -> Finding {
     let finding = Finding::new(Kind::Straggler, Severity::Warning, vec![rank]);
-    let before = place.as_ref().map(|place| format!(", most of it before {}", place.text));
+    let before = place.as_ref().map(|place| format!(", mostly before {}", place.text));
     Finding {
         count,
         text: text(&before.unwrap_or_default()),
@@ -115,8 +115,7 @@ fn straggler_on_gpu(row: &GpuArrivals) -> Finding {
     let words = |ns: u64| super::show::nanos(i64::try_from(ns).unwrap_or(i64::MAX));
     straggler(row.rank, (&row.communicator, Some(row.most_sequence)), (row.last, &row.place), |place| {
         format!(
-            "rank {} comes last on the GPU to {} of {} collectives on {}, and all others wait {} for it alone, at most {} at \
-             once{place}; measured inside the collectives, which are shortest on the rank that came last",
+            "rank {} comes last on the GPU to {} of {} collectives on {}, and all others wait {} for it alone, at most {} at once{place}; measured inside the collectives, which are shortest on the rank that came last",
             row.rank,
             row.last,
             row.collectives,
@@ -171,7 +170,7 @@ impl<'a> Doctor<'a> {
             finding.communicator = Some(joined.label.clone());
             finding.own = made_by(*rank, participant, membership);
             finding.text = format!(
-                "two processes say that they are rank {rank} of {}: pid {} and pid {}",
+                "two processes claim to be rank {rank} of {}: pid {} and pid {}",
                 joined.label,
                 first.unwrap_or_default(),
                 participant.process.pid
@@ -185,7 +184,7 @@ impl<'a> Doctor<'a> {
             finding.communicator = Some(joined.label.clone());
             finding.own = made_by(rank, participant, &participant.memberships[member.membership]);
             finding.text = format!(
-                "rank {rank} says that {} has {n} ranks, the others {}",
+                "rank {rank} expects {} to have {n} ranks, the others {}",
                 joined.label, joined.n_ranks
             );
             self.done.findings.push(finding);
@@ -320,9 +319,7 @@ impl<'a> Doctor<'a> {
                 let place =
                     place(habit.track, habit.kind).map_or_else(String::new, |at| format!(" ({})", at.text));
                 self.done.notes.push(format!(
-                    "rank {rank} comes after every other rank, typically by {}, {} of {} times on {communicator}{place}: it may be \
-                     late each time, or have been late once and the others never waited for it; host clocks look the same either way, \
-                     gputrace record --nccl-timing measures the GPUs",
+                    "rank {rank} comes after every other rank, typically by {}, {} of {} times on {communicator}{place}. It may be late each time, or it was late once and the others never waited for it. Host clocks cannot distinguish the two; gputrace record --nccl-timing measures the GPUs",
                     super::show::nanos(habit.typical),
                     habit.late,
                     habit.occurrences,
@@ -335,9 +332,7 @@ impl<'a> Doctor<'a> {
                 (habit.late, &place(habit.track, habit.kind)),
                 |place| {
                     format!(
-                        "rank {rank} is late again and again on {communicator}: {} of {} times it comes after every other rank, typically \
-                         by {}, and not because it was late before{place}; that is {:.0} % of the time of these calls. Weak evidence: \
-                         these are the clocks of the hosts, and a busy host looks alike; gputrace record --nccl-timing measures the GPUs",
+                        "rank {rank} is repeatedly late on {communicator}: {} of {} times it comes after every other rank, typically by {}, and not because it was late before{place}; that is {:.0} % of the time of these calls. Weak evidence: these are host clocks, and a busy host looks the same; gputrace record --nccl-timing measures the GPUs",
                         habit.late,
                         habit.occurrences,
                         super::show::nanos(habit.typical),
@@ -458,13 +453,13 @@ impl<'a> Doctor<'a> {
             Kind::MissingCall if n_calls > 1 && run.tokens.len() > 1 => format!(
                 "{names} did not make {n_calls} calls{on} that {the_others} made, {}{}",
                 self.listed(tracks, run),
-                own.as_ref().map_or_else(String::new, |_| format!(", and went on with {own_text}"))
+                own.as_ref().map_or_else(String::new, |_| format!(", and continued with {own_text}"))
             ),
             Kind::MissingCall if n_calls > 1 => format!(
-                "{names} went on with {own_text}{on} where {the_others} called {others_text}, and made {n_calls} calls fewer"
+                "{names} continued with {own_text}{on} where {the_others} called {others_text}, and made {n_calls} fewer calls"
             ),
             Kind::ExtraCall if n_calls > 1 && run.tokens.len() == 1 => format!(
-                "{names} called {own_text}{on} where {the_others} called {others_text}, and made at least {n_calls} calls that they did not"
+                "{names} called {own_text}{on} where {the_others} called {others_text}, and made at least {n_calls} extra calls"
             ),
             Kind::ExtraCall if n_calls > 1 => format!(
                 "{names} made {n_calls} calls{on} that {the_others} did not, {}; they called {others_text}",
@@ -472,7 +467,7 @@ impl<'a> Doctor<'a> {
             ),
             Kind::MissingCall if own.is_some() => {
                 format!(
-                    "{names} did not call {others_text}{on}, as {the_others} did, and went on with {own_text}"
+                    "{names} did not call {others_text}{on}, as {the_others} did, and continued with {own_text}"
                 )
             }
             Kind::MissingCall => format!("{names} did not call {others_text}{on}, as {the_others} did"),
@@ -482,14 +477,14 @@ impl<'a> Doctor<'a> {
                 )
             }
             Kind::SwappedCalls => format!(
-                "{names} called {own_text}{on} before what {the_others} called first, {others_text}: two calls in the other order"
+                "{names} called {own_text}{on} before {others_text}, which {the_others} called first: two calls in the opposite order"
             ),
             _ => format!("{names} called {own_text}{on} where {the_others} called {others_text}"),
         };
         let undecided = tie.is_some();
         let text = match undecided {
             true => {
-                format!("{text}; no side has more ranks, so it cannot be known which one is wrong")
+                format!("{text}; neither side has more ranks, so the wrong one cannot be determined")
             }
             false => text,
         };
@@ -538,7 +533,7 @@ impl<'a> Doctor<'a> {
             (Some(oom), failed) if failed.is_none_or(|failed| failed.time < oom.time) => {
                 (oom.time, format!("ran {}", oom.what), oom.place)
             }
-            (_, Some(failed)) => (failed.time, format!("had {} fail", failed.op), failed.place),
+            (_, Some(failed)) => (failed.time, format!("caught a failure of {}", failed.op), failed.place),
             (_, None) => return None,
         };
         let enters = calls.sequence.map_or(&[][..], |sequence| &sequence.enters);
@@ -546,8 +541,7 @@ impl<'a> Doctor<'a> {
         let at =
             Place::of(participant, place).map_or_else(String::new, |place| format!(" at {}", place.text));
         Some(format!(
-            "Rank {rank} {what}{at}, {} before, after {n_before} of its calls there, and went on: what it left out then is likely \
-             the difference, and calls that are alike hid it until here",
+            "Rank {rank} {what}{at}, {} before, after {n_before} of its calls there, and continued. It probably skipped calls then; identical calls hid that until here",
             super::show::nanos(i64::try_from(until.0 - time.0).unwrap_or(i64::MAX)),
         ))
     }
@@ -693,8 +687,7 @@ impl<'a> Doctor<'a> {
             finding.own = call(members[who].0, k);
             finding.others = call(members[who].1, j);
             finding.text = format!(
-                "rank {early} called collective {j} on {b} before collective {k} on {a}, rank {late} after it: NCCL needs one order on \
-                 all ranks unless the GPU can run both at once"
+                "rank {early} called collective {j} on {b} before collective {k} on {a}, rank {late} after it: NCCL requires one order on all ranks unless the GPU can run both at once"
             );
             self.done.findings.push(finding);
             return;
@@ -728,7 +721,7 @@ fn stopped(participants: &[Participant], job: &Job) -> Vec<Finding> {
             false => "its recorder or its machine ended",
         };
         finding.text = format!(
-            "the trace of rank {} stops {} before the others: {why}. What the rank did since, and whether it still runs, is not known",
+            "the trace of rank {} stops {} before the others: {why}. It is not known what the rank did since, or whether it still runs",
             actor.rank,
             super::show::nanos(i64::try_from(silent).unwrap_or(i64::MAX)),
         );
@@ -767,8 +760,7 @@ fn all_wait(participants: &[Participant], job: &Job, done: &mut Diagnosis) {
                 joined.label
             ),
             None => format!(
-                "all ranks made the same calls, and none did anything in the last {ago}: they may wait for the GPU, for the network, or \
-                 for something outside of NCCL. Which of these is not in the traces"
+                "all ranks made the same calls, and none did anything in the last {ago}: they may wait for the GPU, the network, or something outside NCCL. The traces do not show which"
             ),
         });
     }
@@ -792,7 +784,7 @@ fn no_trace(participants: &[Participant], job: &Job, missing: &[u32], idle: Opti
     let (have, they, them) = if missing.len() == 1 { ("has", "it", "it") } else { ("have", "they", "them") };
     let Some(idle) = idle else {
         finding.text = format!(
-            "{names} of {} {have} no trace: what {they} called, and who waits for {them}, is not known",
+            "{names} of {} {have} no trace: it is not known what {they} called, and who waits for {them}",
             job.n_ranks
         );
         return finding;
@@ -807,8 +799,7 @@ fn no_trace(participants: &[Participant], job: &Job, missing: &[u32], idle: Opti
     finding.others = last.max_by_key(|call| call.time_ns);
     finding.waiting = others;
     finding.text = format!(
-        "the calls of {} fit together, and none of these did anything in the last {}{}. {} {have} no trace and may be what they wait \
-         for; it may also be the GPU, the network, or something outside of NCCL. The trace of {names} would decide",
+        "the calls of {} match, and none of these ranks did anything in the last {}{}. {} {have} no trace, and the others may wait for that. It may also be the GPU, the network, or something outside NCCL. The trace of {names} would decide",
         rank_names(&finding.waiting),
         super::show::nanos(idle as i64),
         finding.others.as_ref().map_or_else(String::new, |call| format!(", after {}", call.text())),

@@ -100,7 +100,7 @@ impl Kind {
             Kind::RootMismatch => "other root",
             Kind::CaptureMismatch => "captured on some ranks only",
             Kind::WrongCommunicator => "wrong communicator",
-            Kind::SwappedCommunicators => "communicators in other order",
+            Kind::SwappedCommunicators => "communicators in another order",
             Kind::DeadlockCycle => "deadlock",
             Kind::UnmatchedSend => "send without receive",
             Kind::UnmatchedRecv => "receive without send",
@@ -110,7 +110,7 @@ impl Kind {
             Kind::AsyncError => "asynchronous error",
             Kind::FailedCall => "failed call",
             Kind::OutOfMemory => "out of memory",
-            Kind::RankExited => "rank ended",
+            Kind::RankExited => "rank exited",
             Kind::RankKilled => "rank was killed",
             Kind::RankStuck => "rank is elsewhere",
             Kind::OrderInversion => "communicators in different orders",
@@ -186,7 +186,7 @@ pub(super) fn short_path(path: &str) -> &str {
 pub struct CallText {
     /// Rank in the job of who made it.
     pub rank: u32,
-    /// What: `all_reduce(1024 float32, sum)`.
+    /// The call: `all_reduce(1024 float32, sum)`.
     pub call: String,
     /// From where.
     pub place: Option<Place>,
@@ -223,7 +223,7 @@ fn is_one(n: &u64) -> bool {
 /// Something that is wrong.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Finding {
-    /// What kind.
+    /// Its kind.
     pub kind: Kind,
     /// How bad.
     pub severity: Severity,
@@ -233,13 +233,13 @@ pub struct Finding {
     pub lane: Option<&'static str>,
     /// The number of the call, from 0, as the majority of the ranks counts.
     pub sequence: Option<u64>,
-    /// Who: ranks in the job.
+    /// Ranks in the job.
     pub ranks: Vec<u32>,
     /// No side has more ranks: it may as well be the others.
     pub undecided: bool,
-    /// What they did.
+    /// Their call.
     pub own: Option<CallText>,
-    /// What the others did.
+    /// The call of the others.
     pub others: Option<CallText>,
     /// Where they are, in full, innermost first.
     pub stack: Vec<String>,

@@ -27,14 +27,14 @@ const LEAST_COST: u64 = 100_000;
 /// Single collectives that are shown.
 const WORST: usize = 16;
 
-/// What the GPUs of a job say; left out where none was measured.
+/// Measurements of the GPUs; left out where none was measured.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GpuReport {
-    /// What was measured on each rank.
+    /// The measurements of each rank.
     pub ranks: Vec<GpuRank>,
     /// How long collectives take on each rank.
     pub collectives: Vec<GpuCollective>,
-    /// Who came last, and at what cost.
+    /// Last arrivals, and their cost.
     pub arrivals: Vec<GpuArrivals>,
     /// The collectives in which the others waited longest for one rank.
     pub waits: Vec<GpuWait>,
@@ -61,7 +61,7 @@ pub struct Unfinished {
     pub sequence: Option<u64>,
     /// `collective`, `send`, ...
     pub order: Option<&'static str>,
-    /// What launched it.
+    /// The operation that launched it.
     pub operation: &'static str,
     /// From where.
     pub place: Option<Place>,
@@ -72,7 +72,7 @@ pub struct Unfinished {
 pub struct GpuCollective {
     /// Communicator.
     pub communicator: String,
-    /// What, with its arguments.
+    /// The call with its arguments.
     pub operation: String,
     /// From where.
     pub place: Option<Place>,
@@ -127,9 +127,9 @@ pub struct GpuWait {
     pub communicator: String,
     /// Number on it.
     pub sequence: u64,
-    /// What, with its arguments.
+    /// The call with its arguments.
     pub operation: String,
-    /// Who came last.
+    /// The rank that came last.
     pub last_rank: u32,
     /// From where it was called there.
     pub place: Option<Place>,

@@ -39,7 +39,7 @@ pub struct Joined {
     pub hash: Option<u64>,
     /// Ranks in it, as its members say.
     pub n_ranks: u32,
-    /// Who is which rank.
+    /// The member of each rank.
     pub members: BTreeMap<u32, Member>,
     /// Members of which it is not known which rank they are.
     pub unplaced: Vec<Member>,

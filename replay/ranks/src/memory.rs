@@ -78,16 +78,16 @@ pub fn device_uses(
     uses.into_values().collect()
 }
 
-/// What was held in one way from one place.
+/// Memory held in one way from one place.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize, Serialize)]
 pub struct Holding {
-    /// Whose.
+    /// Its owner.
     pub owner: String,
     /// From where.
     pub place: String,
 }
 
-/// What a rank held at the chosen point.
+/// Memory that a rank held at the chosen point.
 #[derive(Clone, Debug)]
 pub struct RankMemory {
     /// Rank in the job.
@@ -126,9 +126,9 @@ pub struct Uneven {
     pub rank: u32,
     /// What and where.
     pub holding: Holding,
-    /// What it holds there.
+    /// Memory that it holds there.
     pub bytes: Bytes,
-    /// What the median of the ranks holds there.
+    /// Memory that the median of the ranks holds there.
     pub median: Bytes,
 }
 
@@ -218,7 +218,7 @@ pub type Open<'a> = dyn Fn(&Participant) -> Option<Box<dyn Moments>> + Sync + 'a
 
 /// The point at which the rank that held most held most, and what the others held at most between the same two collectives.
 ///
-/// `open` opens the trace or summary of a participant once more.
+/// `open` opens the trace or summary of a participant again.
 pub fn at_equal_logical_time(
     participants: &[Participant],
     job: &Job,
@@ -276,7 +276,7 @@ pub fn at_equal_logical_time(
     (ranks.len() > 1).then_some(LogicalTime { communicator, n_before, ranks, unknown })
 }
 
-/// What was held of a device when it held most in a span of time.
+/// Memory of a device when it held most in a span of time.
 pub fn most_between(
     source: &Source,
     device: i16,
@@ -310,7 +310,7 @@ pub fn most_between(
     (time, held)
 }
 
-/// What is held in one way from one place, by its names.
+/// Memory held in one way from one place, by its names.
 pub fn holding(ledger: &Ledger, level: Level, owner: OwnerId, site: SiteId) -> Holding {
     let owner = match level {
         Level::Driver => ledger.sites.owner(owner).to_owned(),
@@ -320,7 +320,7 @@ pub fn holding(ledger: &Ledger, level: Level, owner: OwnerId, site: SiteId) -> H
         Level::Arena => "JAX allocator".to_owned(),
     };
     let place = match level {
-        Level::Cached => "reserved and used by nobody".to_owned(),
+        Level::Cached => "reserved but unused".to_owned(),
         Level::Arena => "in no buffer: temporaries, free".to_owned(),
         Level::Driver | Level::Block | Level::Buffer => ledger.sites.site_name(site),
     };

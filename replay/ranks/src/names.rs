@@ -122,7 +122,8 @@ fn ranks(job: &Job, joined: &Joined) -> String {
         1 => " and one more".to_owned(),
         n => format!(" and {n} more"),
     };
-    let of = if joined.n_ranks == job.n_ranks { "in all".to_owned() } else { format!("of {}", job.n_ranks) };
+    let of =
+        if joined.n_ranks == job.n_ranks { "in total".to_owned() } else { format!("of {}", job.n_ranks) };
     format!("{}{others} ({} {of})", short(&known), joined.n_ranks)
 }
 
@@ -147,7 +148,7 @@ fn told_apart(participants: &[Participant], job: &Job, alike: &[usize], idx: usi
         return format!("the group of {ranks}");
     }
     match which(participants, job, alike, idx) {
-        Which::MadeAt(place) => format!("the group of {ranks} made at {place}"),
+        Which::MadeAt(place) => format!("the group of {ranks} created at {place}"),
         Which::Number(n) => format!("the {} group of {ranks}", show::ordinal(n)),
     }
 }
@@ -165,7 +166,7 @@ fn named_alike(
         return format!("{name} of {}", ranks[idx]);
     }
     match which(participants, job, &same, idx) {
-        Which::MadeAt(place) => format!("{name} made at {place}"),
+        Which::MadeAt(place) => format!("{name} created at {place}"),
         Which::Number(n) => format!("the {} {name}", show::ordinal(n)),
     }
 }

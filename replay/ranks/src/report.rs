@@ -61,9 +61,9 @@ pub struct JobReport {
     /// It was running when its traces were read; left out where it was not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub running: bool,
-    /// What is wrong, worst first.
+    /// The faults, worst first.
     pub findings: Vec<Finding>,
-    /// What is worth knowing.
+    /// Notes.
     pub notes: Vec<String>,
     /// Why numbers and findings may be wrong.
     pub doubts: Vec<String>,
@@ -75,13 +75,13 @@ pub struct JobReport {
     pub missing: Vec<u32>,
     /// The ranks.
     pub ranks: Vec<RankReport>,
-    /// Where they were at the end.
+    /// Their positions at the end.
     pub standings: Vec<Standing>,
     /// The communicators, largest first.
     pub communicators: Vec<CommunicatorReport>,
-    /// Who came late to collectives.
+    /// Late arrivals at collectives.
     pub arrivals: Vec<Arrivals>,
-    /// What the GPUs say of them; left out where none was measured (`gputrace record --nccl-timing`).
+    /// Measurements of the GPUs; left out where none was measured (`gputrace record --nccl-timing`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuReport>,
     /// How far the clocks of its hosts may be off from each other, nanoseconds; 0 on one host, null unknown.
@@ -113,16 +113,16 @@ pub struct RankReport {
     pub uuid: Option<String>,
     /// How the process ended.
     pub ending: Ending,
-    /// Most bytes that the driver had handed out on its device.
+    /// Most bytes that the driver had allocated on its device.
     pub peak_bytes: Option<u64>,
-    /// Who held how much then.
+    /// Owners and their bytes then.
     pub owners_at_peak: Vec<OwnerBytes>,
 }
 
 /// An amount of an owner.
 #[derive(Clone, Serialize, Debug)]
 pub struct OwnerBytes {
-    /// Whose.
+    /// Its owner.
     pub owner: String,
     /// How much.
     pub bytes: u64,
@@ -141,7 +141,7 @@ pub struct CommunicatorReport {
     pub ranks: Vec<u32>,
     /// What it was made from.
     pub parent: Option<String>,
-    /// Where it was made.
+    /// The place where it was created.
     pub place: Option<Place>,
     /// Collectives of the rank that made most, and of the one that made fewest.
     pub collectives: (u64, u64),
@@ -158,16 +158,16 @@ pub struct MemoryReport {
     pub collectives_before: u64,
     /// The median of the ranks.
     pub median_bytes: u64,
-    /// What each rank held.
+    /// Memory that each rank held.
     pub ranks: Vec<RankBytes>,
-    /// Where ranks that are out of line differ.
+    /// Differences of the ranks that are out of line.
     pub uneven: Vec<UnevenBytes>,
     /// Ranks of which that is not known: their summaries lack it, or their traces are gone. Left out where there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<u32>,
 }
 
-/// What a rank held.
+/// Memory that a rank held.
 #[derive(Serialize, Debug)]
 pub struct RankBytes {
     /// In the job.
@@ -187,13 +187,13 @@ pub struct RankBytes {
 pub struct UnevenBytes {
     /// In the job.
     pub rank: u32,
-    /// Whose.
+    /// Its owner.
     pub owner: String,
     /// From where.
     pub place: String,
-    /// What it holds.
+    /// Memory that it holds.
     pub bytes: u64,
-    /// What the median of the ranks holds there.
+    /// Memory that the median of the ranks holds there.
     pub median_bytes: u64,
 }
 
@@ -210,7 +210,7 @@ pub struct Stranger {
     pub device: i16,
     /// Ranks whose GPU it is.
     pub owners: Vec<u32>,
-    /// Most bytes that the driver had handed out to it there.
+    /// Most bytes that the driver had allocated to it there.
     pub peak_bytes: u64,
     /// About what its context takes there.
     pub context_bytes: Option<u64>,
@@ -246,7 +246,7 @@ pub struct Gpu {
 const UNEVEN_ROWS: usize = 5;
 
 impl Ranks {
-    /// Of these processes. `open` opens the trace or summary of one of them once more.
+    /// Of these processes. `open` opens the trace or summary of one of them again.
     #[must_use]
     pub fn of(participants: &[Participant], open: &memory::Open<'_>) -> Ranks {
         let (jobs, alone) = jobs(participants);

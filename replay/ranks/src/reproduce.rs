@@ -32,7 +32,7 @@ pub struct Collectives {
     pub n_ranks: u32,
     /// Calls that all ranks made, and those that are left.
     pub n_calls: (usize, usize),
-    /// What the program cannot repeat.
+    /// Parts that the program cannot repeat.
     pub notes: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
         n_before += members.iter().map(|(.., calls)| calls.len()).sum::<usize>();
         missing.extend(communicator.missing());
         if !communicator.unplaced.is_empty() {
-            notes.insert("calls of processes whose rank is not known are left out".to_owned());
+            notes.insert("calls of processes with an unknown rank are left out".to_owned());
         }
         let from = first_difference(&members);
         is_unequal |= from.is_some();
@@ -79,11 +79,11 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
             1 => format!("rank {rank} has no trace"),
             n => format!("{n} ranks have no trace, rank {rank} the first"),
         };
-        return Err(format!("{what}: whether all calls fit together is not known"));
+        return Err(format!("{what}: it is not known whether all calls match"));
     }
     if !is_unequal {
         return Err(
-            "the collectives of each communicator are the same from all of its ranks; `gputrace ranks` shows what else does not fit"
+            "the collectives of each communicator are the same on all of its ranks; `gputrace ranks` shows other mismatches"
                 .into(),
         );
     }
@@ -116,16 +116,16 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
     Ok(Collectives { text, n_ranks, n_calls: (n_before, n_left), notes: notes.into_iter().collect() })
 }
 
-/// What there is to say of a job's collectives.
+/// The section about a job's collectives.
 #[must_use]
 pub fn section(of: &Collectives) -> Section {
     let (before, left) = of.n_calls;
     let n_lines = of.text.lines().count() as u64;
-    Section::new("reproduction", "A program of the job's collectives")
+    Section::new("reproduction", "A program with the job's collectives")
         .fact("n_lines", "lines", Value::Count(n_lines))
         .remark("n_calls", "calls", Value::Count(left as u64), format!("of {}", words::count(before as u64)))
         .fact("n_ranks", "ranks", Value::Count(u64::from(of.n_ranks)))
-        .line(Mood::Note, "each rank makes its own calls, from shortly before they differ")
+        .line(Mood::Note, "each rank makes its own calls, starting shortly before they differ")
         .lines(of.notes.iter().map(|note| (Mood::Note, note.clone())))
 }
 
@@ -190,7 +190,7 @@ fn call(
     };
     let kind = usize::try_from(signature.datatype).ok().and_then(|it| TYPES.get(it).copied());
     if kind.is_none() {
-        note("data types that PyTorch has no collective for are written as uint8");
+        note("data types without a PyTorch collective are written as uint8");
     }
     let kind = kind.unwrap_or("uint8");
     let count = signature.count;
@@ -216,7 +216,7 @@ fn call(
         }
         (NcclOp::AlltoAll, _) => format!("all_to_all({group}, {count}, \"{kind}\")"),
         _ => {
-            note("gathers and scatters, which PyTorch makes of sends, are left out");
+            note("gathers and scatters, which PyTorch implements with sends, are left out");
             return None;
         }
     };
@@ -229,7 +229,7 @@ const HEAD: &str = "#!/usr/bin/env python3
 #
 #     torchrun --nproc-per-node {ranks} repro.py          (REPRO_BACKEND=gloo without GPUs)
 #
-# Exit status: 0 reproduced (a rank waits for ever, or NCCL reports an error), 1 not reproduced, 2 it cannot be tried here.
+# Exit status: 0 reproduced (a rank waits forever, or NCCL reports an error), 1 not reproduced, 2 it cannot be tried here.
 import datetime
 import os
 import sys
@@ -243,7 +243,7 @@ except ImportError as error:
     print(f\"cannot be tried here: {error}\")
     sys.exit(2)
 
-SECONDS = float(os.environ.get(\"REPRO_SECONDS\", 60))  # who waits for so long waits for ever
+SECONDS = float(os.environ.get(\"REPRO_SECONDS\", 60))  # a longer wait counts as a hang
 BACKEND = os.environ.get(\"REPRO_BACKEND\", \"nccl\")
 RANK = int(os.environ[\"RANK\"])
 ";

@@ -40,8 +40,8 @@ impl Ranks {
             for trace in &self.alone {
                 section = section.line(Mood::Note, trace.clone());
             }
-            let section =
-                section.line(Mood::Note, "neither NCCL nor RANK and its like name a job that they belong to");
+            let section = section
+                .line(Mood::Note, "no NCCL communicator, RANK or similar variable assigns them to a job");
             parts.push(Part { sections: vec![section], ..Part::default() });
         }
         if let Some(section) = processes::section(&self.processes) {
@@ -62,27 +62,30 @@ fn shared_section(shared: &[Shared]) -> Option<Section> {
         &[
             ("bytes", "bytes", &|it| it.bytes.map_or(Value::Missing, |bytes| Value::Bytes(Bytes(bytes)))),
             ("pieces", "pieces", &|it| Value::Count(it.pieces)),
-            ("exporter", "made by", &|it| Value::text(it.exporter.as_deref().unwrap_or("not known"))),
+            ("exporter", "created by", &|it| Value::text(it.exporter.as_deref().unwrap_or("not known"))),
             ("importers", "mapped by", &|it| Value::text(it.importers.join(", "))),
             ("gpu", "GPU", &|it| it.gpu.as_deref().map_or(Value::Missing, Value::text)),
             ("call_site", "shared first by", &|it| Value::text(&*it.call_site)),
         ],
     );
     let section = Section::new("shared", "Memory that processes share")
-        .line(Mood::Note, "counted once, with who made it; who maps it has none of its bytes")
+        .line(
+            Mood::Note,
+            "each byte counts once, for the process that created it; processes that map it do not count it",
+        )
         .table(table);
     let is = |known| shared.iter().any(|it| it.known == known);
     let section = match is(Known::OnlyOne) {
         true => section.line(
             Mood::Note,
-            "what came by file descriptor has no name that both ends see: it is likely of the only other process that gave any away",
+            "memory passed by file descriptor has no name that both ends see: it probably belongs to the only other process that exported any",
         ),
         false => section,
     };
     Some(match is(Known::No) {
         true => section.line(
             Mood::Note,
-            "not known: it was made by a process without a trace here, or came by file descriptor and several gave some away",
+            "not known: a process without a trace here created it, or it was passed by file descriptor and several processes exported some",
         ),
         false => section,
     })
@@ -114,7 +117,7 @@ impl JobReport {
             Verdict::Consistent => section.line(
                 Mood::Good,
                 format!(
-                    "consistent{}: {} calls of {} ranks fit together{}",
+                    "consistent{}: {} calls of {} ranks match{}",
                     if self.running { " so far" } else { "" },
                     words::count(self.calls),
                     self.ranks.len(),
@@ -124,10 +127,10 @@ impl JobReport {
             Verdict::Incomplete => section.line(
                 Mood::Warning,
                 format!(
-                    "incomplete: {} calls fit together, but {}",
+                    "incomplete: {} calls match, but {}",
                     words::count(self.calls),
                     match self.missing.len() {
-                        0 => "not every trace goes on to the end".to_owned(),
+                        0 => "not every trace continues to the end".to_owned(),
                         1 => format!("{} has no trace", rank_names(&self.missing)),
                         _ => format!("{} have no trace", rank_names(&self.missing)),
                     }
@@ -197,8 +200,10 @@ impl JobReport {
             let of_kinds: Vec<String> =
                 left_out.iter().map(|(title, n)| format!("{} {title}", words::count(*n))).collect();
             let text =
-                format!("{} more findings, which --json has: {}", words::count(n), of_kinds.join(", "));
-            sections.push(Section::new("more_findings", "And more of the like").line(Mood::Note, text));
+                format!("{} more findings, listed by --json: {}", words::count(n), of_kinds.join(", "));
+            sections.push(
+                Section::new("more_findings", "More findings of the same kinds").line(Mood::Note, text),
+            );
         }
         sections
     }
@@ -223,7 +228,7 @@ impl JobReport {
             ("last_call", "last NCCL call", &|it| Value::text(operation(it))),
             ("place", "line", &|it| Value::text(line(it))),
             ("idle_ns", "ago", &ago),
-            ("stands_in", "stands in", &stands),
+            ("stands_in", "main thread in", &stands),
         ];
         // The last where it is known of any.
         let is_known = self.standings.iter().any(|it| it.stands_in.is_some());
@@ -237,7 +242,7 @@ impl JobReport {
         if self.strangers.is_empty() {
             return None;
         }
-        let mut section = Section::new("strangers", "Processes on GPUs that are not theirs");
+        let mut section = Section::new("strangers", "Processes on other ranks' GPUs");
         for stranger in &self.strangers {
             let context = stranger.context_bytes.map_or_else(String::new, |bytes| {
                 format!(" and a context of about {}", words::bytes(Bytes(bytes)))
@@ -282,8 +287,7 @@ impl JobReport {
         );
         Section::new("gpus", "GPUs").table(table).line(
             Mood::Note,
-            "peaks together: of all its processes, which need not have been at one time; most used: by all processes, as the driver \
-             said when it was asked",
+            "peaks together: sum over all its processes, which may have peaked at different times; most used: by all processes, from the driver when it was asked",
         )
     }
 
@@ -302,7 +306,7 @@ impl JobReport {
                 ("ranks", "ranks", &|it| Value::text(rank_list(&it.ranks))),
                 ("collectives", "collectives", &|it| Value::text(collectives(it))),
                 ("peer_calls", "sends, receives", &|it| Value::Count(it.peer_calls)),
-                ("place", "made at", &|it| {
+                ("place", "created at", &|it| {
                     Value::text(it.place.as_ref().map_or_else(String::new, Place::line_text))
                 }),
             ],
@@ -332,7 +336,7 @@ impl JobReport {
         );
         let n_left = kinds.rows.len().saturating_sub(GPU_ROWS);
         kinds.rows.truncate(GPU_ROWS);
-        kinds.left_out = (n_left > 0).then(|| format!("{n_left} more rows, which --json has"));
+        kinds.left_out = (n_left > 0).then(|| format!("{n_left} more rows, listed by --json"));
         let costs = Table::of(
             "gpu_arrivals",
             gpu.arrivals.iter().take(16),
@@ -346,13 +350,12 @@ impl JobReport {
                 ("place", "called at", &|it| place(&it.place)),
             ],
         );
-        let mut section = Section::new("gpu", "Who comes last to collectives on the GPU")
+        let mut section = Section::new("gpu", "Last arrivals at collectives, on the GPU")
             .table(costs)
             .table(kinds)
             .line(
                 Mood::Note,
-                "on the GPU, waiting for other ranks included: where it takes shortest, that rank came last, and the others \
-                 waited for it alone until the second to last came",
+                "times on the GPU include waiting for other ranks: the rank with the shortest time came last, and the others waited for it alone until the second to last came",
             );
         for rank in &gpu.ranks {
             let Some(text) = rank.timed.text() else { continue };
@@ -396,27 +399,25 @@ impl JobReport {
         );
         let clocks = match self.clock_uncertainty_ns {
             Some(0) => "all on one host: one clock".to_owned(),
-            Some(ns) => format!("clocks of the hosts agree within {}", words::time(Nanos(ns))),
+            Some(ns) => format!("host clocks agree within {}", words::time(Nanos(ns))),
             None => {
-                "the clocks of the hosts could not be aligned: arrivals at different hosts do not compare"
-                    .to_owned()
+                "host clocks could not be aligned: arrivals on different hosts cannot be compared".to_owned()
             }
         };
         let title = match self.gpu {
-            Some(_) => "Who comes late to collectives, by the host's clock",
-            None => "Who comes late to collectives",
+            Some(_) => "Late arrivals at collectives, by host clock",
+            None => "Late arrivals at collectives",
         };
         let section = Section::new("arrivals", title)
             .table(table)
             .line(Mood::Note, clocks)
-            .line(Mood::Note, "anew: it came last, and not only because it was late to the collective before")
+            .line(Mood::Note, "new: it came last, and not only because it was late to the previous collective")
             .line(
                 Mood::Note,
                 match self.gpu {
-                    Some(_) => "when the host called: what the GPUs say above is better evidence",
+                    Some(_) => "these are times of calls on the host: the GPU times above are better evidence",
                     None => {
-                        "when the host called: programs run ahead of their GPUs, so this is weak evidence for who makes the \
-                         others wait (gputrace record --nccl-timing measures it)"
+                        "these are times of calls on the host. Programs run ahead of their GPUs, so this is weak evidence for which rank delays the others (gputrace record --nccl-timing measures it)"
                     }
                 },
             );
@@ -459,7 +460,7 @@ fn finding_section(idx: usize, finding: &Finding) -> Section {
     };
     let mut section = Section::new(format!("finding_{}", idx + 1), title).line(mood, finding.text.clone());
     if finding.count > 1 && finding.kind != Kind::Straggler {
-        section = section.line(Mood::Note, format!("{} times in all", finding.count));
+        section = section.line(Mood::Note, format!("{} times in total", finding.count));
     }
     for line in finding.stack.iter().take(12) {
         section = section.line(Mood::Note, format!("    {}", short_frame(line)));
@@ -498,19 +499,19 @@ fn memory_section(memory: &MemoryReport) -> Section {
         &[
             ("rank", "rank", &|it| Value::Count(it.rank.into())),
             ("bytes", "held", &|it| Value::Bytes(Bytes(it.bytes))),
-            ("beyond_median_bytes", "against the median", &|it| Value::Difference(it.beyond_median_bytes)),
+            ("beyond_median_bytes", "from the median", &|it| Value::Difference(it.beyond_median_bytes)),
             ("owners", "by owner", &|it| Value::text(owners(it))),
         ],
     );
     let collectives = if memory.collectives_before == 1 { "collective" } else { "collectives" };
     let when = format!(
-        "each at its most between {} {collectives} on {} and the next",
+        "each rank's maximum between {} {collectives} on {} and the next",
         words::count(memory.collectives_before),
         memory.communicator
     );
     let unknown = (!memory.unknown.is_empty()).then(|| {
         let whose = rank_names(&memory.unknown);
-        (Mood::Warning, format!("of {whose} that is not known: a summary lacks it, or a trace is gone"))
+        (Mood::Warning, format!("not known for {whose}: a summary lacks it, or a trace is missing"))
     });
     let difference = |it: &UnevenBytes| Value::Difference(it.bytes as i64 - it.median_bytes as i64);
     let uneven = Table::of(
@@ -518,7 +519,7 @@ fn memory_section(memory: &MemoryReport) -> Section {
         &memory.uneven,
         &[
             ("rank", "rank", &|it| Value::Count(it.rank.into())),
-            ("difference_bytes", "against the median", &difference),
+            ("difference_bytes", "from the median", &difference),
             ("bytes", "held", &|it| Value::Bytes(Bytes(it.bytes))),
             ("owner", "owner", &|it| Value::text(&*it.owner)),
             ("place", "call site", &|it| Value::text(&*it.place)),
@@ -531,5 +532,5 @@ fn memory_section(memory: &MemoryReport) -> Section {
     if uneven.rows.is_empty() {
         return section.line(Mood::Good, "no rank holds much more or less than the others");
     }
-    section.line(Mood::Note, "what makes the difference:").table(uneven)
+    section.line(Mood::Note, "the difference comes from:").table(uneven)
 }

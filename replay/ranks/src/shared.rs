@@ -17,10 +17,10 @@ use super::shares::Token;
 /// Memory that one process made and others map.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Shared {
-    /// Who made it: rank or trace; left out where no trace has it.
+    /// Its creator: rank or trace; left out where no trace has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exporter: Option<String>,
-    /// Who maps it.
+    /// The processes that map it.
     pub importers: Vec<String>,
     /// UUID of its GPU.
     #[serde(skip_serializing_if = "Option::is_none")]

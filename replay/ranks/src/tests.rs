@@ -89,7 +89,7 @@ fn a_rank_that_skips_a_call_and_goes_on() {
         &[&whole, &whole, &hole, &whole],
         expect![[r#"
             MissingCall [2] of world in collective 4, lines 12 and 11, waiting []
-              rank 2 did not call broadcast(4 float32, root 0) at step (train.py:11), as the others did, and went on with all_gather(2 float32) at step (train.py:12)
+              rank 2 did not call broadcast(4 float32, root 0) at step (train.py:11), as the others did, and continued with all_gather(2 float32) at step (train.py:12)
         "#]],
     );
 }
@@ -105,7 +105,7 @@ fn calls_that_block_show_only_the_first_difference() {
         ],
         expect![[r#"
             MissingCall [2] of world in collective 2, lines 11 and 10, waiting [0, 1]
-              rank 2 did not call all_reduce(8 float32, sum) at step (train.py:10), as the others did, and went on with broadcast(4 float32, root 0) at step (train.py:11)
+              rank 2 did not call all_reduce(8 float32, sum) at step (train.py:10), as the others did, and continued with broadcast(4 float32, root 0) at step (train.py:11)
         "#]],
     );
     check(
@@ -169,7 +169,7 @@ fn a_rank_that_is_elsewhere_is_waited_for() {
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 exit", "init:w AR8@10 AR8@11!"],
         expect![[r#"
             RankExited [1] of world in collective 1, lines 10 and 11, waiting [0, 2]
-              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end
+              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it exited by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end
         "#]],
     );
     check(
@@ -183,14 +183,14 @@ fn a_rank_that_is_elsewhere_is_waited_for() {
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 abort@13", "init:w AR8@10 AR8@11!"],
         expect![[r#"
             Abort [1] of world in collective 1, lines 13 and 11, waiting [0, 2]
-              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it gave the communicator up by comm_abort at step (train.py:13)
+              ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it aborted the communicator with comm_abort at step (train.py:13)
         "#]],
     );
     check(
         &["init:w AR8@10 AR8@11!", "", "init:w AR8@10 AR8@11!"],
         expect![[r#"
             NoTrace [1] of - in - -, lines 0 and 11, waiting [0, 2]
-              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (train.py:11). Rank 1 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 1 would decide
+              the calls of ranks 0, 2 match, and none of these ranks did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (train.py:11). Rank 1 has no trace, and the others may wait for that. It may also be the GPU, the network, or something outside NCCL. The trace of rank 1 would decide
         "#]],
     );
 }
@@ -203,21 +203,21 @@ fn who_has_no_trace_may_be_the_one_that_all_wait_for() {
         &[in_it, "", in_it, ""],
         expect![[r#"
             NoTrace [1, 3] of - in - -, lines 0 and 11, waiting [0, 2]
-              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (train.py:11). Ranks 1, 3 have no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of ranks 1, 3 would decide
+              the calls of ranks 0, 2 match, and none of these ranks did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (train.py:11). Ranks 1, 3 have no trace, and the others may wait for that. It may also be the GPU, the network, or something outside NCCL. The trace of ranks 1, 3 would decide
         "#]],
     );
     check(
         &["", behind, behind],
         expect![[r#"
             NoTrace [0] of - in - -, lines 0 and 11, waiting [1, 2]
-              the calls of ranks 1, 2 fit together, and none of these did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (train.py:11). Rank 0 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 0 would decide
+              the calls of ranks 1, 2 match, and none of these ranks did anything in the last 18.997 s, after all_reduce(8 float32, sum) at step (train.py:11). Rank 0 has no trace, and the others may wait for that. It may also be the GPU, the network, or something outside NCCL. The trace of rank 0 would decide
         "#]],
     );
     check(
         &["init:w AR8@10 S1:64@20!", "", "init:w AR8@10"],
         expect![[r#"
             NoTrace [1] of - in - -, lines 0 and 20, waiting [0, 2]
-              the calls of ranks 0, 2 fit together, and none of these did anything in the last 18.997 s, after send(64 float32) at step (train.py:20). Rank 1 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 1 would decide
+              the calls of ranks 0, 2 match, and none of these ranks did anything in the last 18.997 s, after send(64 float32) at step (train.py:20). Rank 1 has no trace, and the others may wait for that. It may also be the GPU, the network, or something outside NCCL. The trace of rank 1 would decide
         "#]],
     );
     // It is known for whom the others wait, and that these were at work.
@@ -227,14 +227,14 @@ fn who_has_no_trace_may_be_the_one_that_all_wait_for() {
             RankStuck [1] of world in collective 1, lines 10 and 11, waiting [0]
               rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it is elsewhere; its last call was all_reduce(8 float32, sum) at step (train.py:10), 18.998 s before its end
             NoTrace [2] of - in - -, lines 0 and 0, waiting []
-              rank 2 of 3 has no trace: what it called, and who waits for it, is not known
+              rank 2 of 3 has no trace: it is not known what it called, and who waits for it
         "#]],
     );
     check(
         &["init:w AR8@10 exit", "", "init:w AR8@10 exit"],
         expect![[r#"
         NoTrace [1] of - in - -, lines 0 and 0, waiting []
-          rank 1 of 3 has no trace: what it called, and who waits for it, is not known
+          rank 1 of 3 has no trace: it is not known what it called, and who waits for it
     "#]],
     );
 }
@@ -245,14 +245,14 @@ fn a_rank_that_never_comes_to_the_making_of_a_communicator() {
         &["init:w@5!", "init:w@5!", "wait"],
         expect![[r#"
             MissingAtInit [2] of world in - -, lines 0 and 5, waiting [0, 1]
-              ranks 0, 1 wait in comm_init at step (train.py:5) of world for rank 2, which never came: it is elsewhere; nothing of it was seen in NCCL
+              ranks 0, 1 wait in comm_init at step (train.py:5) of world for rank 2, which never joined: it is elsewhere; no NCCL call of it was seen
         "#]],
     );
     check(
         &["init:w@5!", "init:w@5!", ""],
         expect![[r#"
             MissingAtInit [2] of world in - -, lines 0 and 5, waiting [0, 1]
-              ranks 0, 1 wait in comm_init at step (train.py:5) of world for rank 2, which never came: it has no trace
+              ranks 0, 1 wait in comm_init at step (train.py:5) of world for rank 2, which never joined: it has no trace
         "#]],
     );
     check(
@@ -295,7 +295,7 @@ fn the_rank_that_never_makes_a_communicator_of_some_ranks_is_named() {
         ],
         expect![[r#"
             MissingAtInit [4] of the group of ranks 0, 2, 6 and one more (4 of 8) in - -, lines 1 and 6, waiting [0, 2, 6]
-              ranks 0, 2, 6 wait in comm_init at step (train.py:6) of the group of ranks 0, 2, 6 and one more (4 of 8) for rank 4, which never came: it is elsewhere; its last call was comm_init at step (train.py:1), 18.999 s before its end
+              ranks 0, 2, 6 wait in comm_init at step (train.py:6) of the group of ranks 0, 2, 6 and one more (4 of 8) for rank 4, which never joined: it is elsewhere; its last call was comm_init at step (train.py:1), 18.999 s before its end
         "#]],
     );
     // Nobody can say which of two it was.
@@ -303,7 +303,7 @@ fn the_rank_that_never_makes_a_communicator_of_some_ranks_is_named() {
         &["init:w init:e=0/3@6!", "init:w wait", "init:w wait", "init:w init:e=2/3@6!"],
         expect![[r#"
             MissingAtInit [] of the group of ranks 0, 3 and one more (3 of 4) in - -, lines 0 and 6, waiting [0, 3]
-              ranks 0, 3 wait in comm_init at step (train.py:6) of the group of ranks 0, 3 and one more (3 of 4) for its rank 1, which never came: it is one of ranks 1, 2, which did not call it
+              ranks 0, 3 wait in comm_init at step (train.py:6) of the group of ranks 0, 3 and one more (3 of 4) for its rank 1, which never joined: it is one of ranks 1, 2, which did not call it
         "#]],
     );
 }
@@ -314,14 +314,14 @@ fn a_rank_ran_out_of_memory_where_pytorch_gave_up_and_not_where_it_asked_again()
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 refused@12 refused@12 oom@12 exit"],
         expect![[r#"
             OutOfMemory [1] of world in collective 1, lines 12 and 11, waiting [0]
-              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ran out of memory: 1.00 GiB were refused at step (train.py:12)
+              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ran out of memory: a request for 1.00 GiB was refused at step (train.py:12)
         "#]],
     );
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 refused@12 exit"],
         expect![[r#"
             RankExited [1] of world in collective 1, lines 10 and 11, waiting [0]
-              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 2.0 ms before its end; or rank 0 made one call too many, which cannot be known
+              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it exited by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 2.0 ms before its end; or rank 0 made one call too many, which cannot be determined
         "#]],
     );
 }
@@ -332,7 +332,7 @@ fn nccl_that_was_refused_memory_ran_out_of_memory() {
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 short@11 exit"],
         expect![[r#"
             OutOfMemory [1] of world in collective 1, lines 11 and 11, waiting [0]
-              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ran out of memory in all_reduce at step (train.py:11): NCCL was refused 32.00 MiB there, and calls it 'unhandled CUDA error' (1)
+              rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ran out of memory in all_reduce at step (train.py:11): NCCL was refused 32.00 MiB there, and returned 'unhandled CUDA error' (1)
         "#]],
     );
 }
@@ -376,7 +376,7 @@ fn one_rank_that_is_ahead_is_one_finding_about_that_rank() {
         &ranks,
         expect![[r#"
             ExtraCall [3] of world in collective 3, lines 12 and 10, waiting []
-              rank 3 waits in call 3 on world, all_reduce(8 float32, sum) at step (train.py:12), which ranks 0 to 2, 4 to 15 never made: they ended by themselves
+              rank 3 waits in call 3 on world, all_reduce(8 float32, sum) at step (train.py:12), which ranks 0 to 2, 4 to 15 never made: they exited by themselves
         "#]],
     );
     // Half and half: nobody knows who is right.
@@ -384,7 +384,7 @@ fn one_rank_that_is_ahead_is_one_finding_about_that_rank() {
         &[&ended, &ahead],
         expect![[r#"
             RankExited [0] of world in collective 3, lines 10 and 12, waiting [1]
-              rank 1 waits in call 3 on world, all_reduce(8 float32, sum) at step (train.py:12), for rank 0, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end; or rank 1 made one call too many, which cannot be known
+              rank 1 waits in call 3 on world, all_reduce(8 float32, sum) at step (train.py:12), for rank 0, which never made it: it exited by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end; or rank 1 made one call too many, which cannot be determined
         "#]],
     );
     // Most wait for the one that ended early.
@@ -392,7 +392,7 @@ fn one_rank_that_is_ahead_is_one_finding_about_that_rank() {
         &[&ahead, &ahead, &ended],
         expect![[r#"
             RankExited [2] of world in collective 3, lines 10 and 12, waiting [0, 1]
-              ranks 0, 1 wait in call 3 on world, all_reduce(8 float32, sum) at step (train.py:12), for rank 2, which never made it: it ended by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end
+              ranks 0, 1 wait in call 3 on world, all_reduce(8 float32, sum) at step (train.py:12), for rank 2, which never made it: it exited by itself; its last call was all_reduce(8 float32, sum) at step (train.py:10), 1.0 ms before its end
         "#]],
     );
 }
@@ -416,7 +416,7 @@ fn thousands_of_findings_that_are_alike_are_counted_and_not_printed() {
     .unwrap();
     let shown = String::from_utf8(shown).unwrap();
     assert_eq!(shown.matches(". Other size").count(), 3, "{shown}");
-    assert!(shown.contains("2,997 more findings, which --json has: 2,997 other size"), "{shown}");
+    assert!(shown.contains("2,997 more findings, listed by --json: 2,997 other size"), "{shown}");
     assert_eq!(serde_json::to_string(&ranks).unwrap().matches("size_mismatch").count(), 3000);
 }
 
@@ -460,7 +460,7 @@ fn sends_and_receives() {
         &["init:w S1:64@20!", "init:w exit"],
         expect![[r#"
             UnmatchedSend [0] of world in send 0, lines 20 and 20, waiting [0]
-              rank 0 called send(64 float32) at step (train.py:20) to rank 1 on world, number 0, and rank 1 never called the receive: it ended by itself; its last call was comm_init at step (train.py:1), 1.0 ms before its end
+              rank 0 called send(64 float32) at step (train.py:20) to rank 1 on world, number 0, and rank 1 never called the receive: it exited by itself; its last call was comm_init at step (train.py:1), 1.0 ms before its end
         "#]],
     );
 }
@@ -478,7 +478,7 @@ fn two_communicators_in_different_orders() {
         &["init:w init:x AR8@10!", "init:w init:x AR8@10!", "init:w init:x x.AR8@10!"],
         expect![[r#"
             WrongCommunicator [2] of the second group of all 3 ranks in collective 0, lines 10 and 10, waiting [0, 1, 2]
-              rank 2 made on another communicator the call that the others made: ranks 0, 1 in all_reduce(8 float32, sum) at step (train.py:10) on the first group of all 3 ranks, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (train.py:10) on the second group of all 3 ranks, call 0, for ranks 0, 1
+              rank 2 made the call of the others on another communicator: ranks 0, 1 in all_reduce(8 float32, sum) at step (train.py:10) on the first group of all 3 ranks, call 0, for rank 2; rank 2 in all_reduce(8 float32, sum) at step (train.py:10) on the second group of all 3 ranks, call 0, for ranks 0, 1
         "#]],
     );
     // As on a GPU: every call returns, and all wait for ever.
@@ -486,7 +486,7 @@ fn two_communicators_in_different_orders() {
         &["init:w init:x AR8@10 x.AR8@11", "init:w init:x AR8@10 x.AR8@11", "init:w init:x x.AR8@11 AR8@10"],
         expect![[r#"
             OrderInversion [0, 2] of the first group of all 3 ranks in collective 0, lines 10 and 11, waiting []
-              rank 2 called collective 0 on the second group of all 3 ranks before collective 0 on the first group of all 3 ranks, rank 0 after it: NCCL needs one order on all ranks unless the GPU can run both at once; all ranks wait, and this is the likely reason
+              rank 2 called collective 0 on the second group of all 3 ranks before collective 0 on the first group of all 3 ranks, rank 0 after it: NCCL requires one order on all ranks unless the GPU can run both at once; all ranks wait, and this is the likely reason
         "#]],
     );
 }
@@ -508,7 +508,7 @@ fn two_ranks_have_no_majority() {
         &["init:w AR8@10!", "init:w AR4@10!"],
         expect![[r#"
             SizeMismatch [1] of world in collective 0, lines 10 and 10, waiting [0]
-              rank 1 called all_reduce(4 float32, sum) at step (train.py:10) where rank 0 called all_reduce(8 float32, sum) at step (train.py:10); no side has more ranks, so it cannot be known which one is wrong
+              rank 1 called all_reduce(4 float32, sum) at step (train.py:10) where rank 0 called all_reduce(8 float32, sum) at step (train.py:10); neither side has more ranks, so the wrong one cannot be determined
         "#]],
     );
 }

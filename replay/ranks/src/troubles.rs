@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Faults of a rank that are kept, the first of them.
 const MOST: usize = 8;
 
-/// What happened to a process from outside.
+/// Events of a process from outside.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Trouble {
     /// When.

@@ -23,25 +23,27 @@ impl JobReport {
         };
         let doubts = match self.doubts.is_empty() {
             true => "",
-            false => "; a trace is not complete, see below",
+            false => "; a trace is incomplete, see below",
         };
         let base = match (is_either(finding), basis(finding.kind)) {
-            (true, _) => "certain that the two do not fit together; which side is wrong cannot be known",
+            (true, _) => "certain that the two do not match; which side is wrong cannot be determined",
             (false, Basis::Calls) => "certain: the recorded calls of the ranks contradict each other",
             (false, Basis::Waits) if has_no_trace => {
-                "certain that others wait for it there; only its own trace would say why"
+                "certain that others wait for it there; only its own trace would show why"
             }
             (false, Basis::Waits) if finding.severity == Severity::Warning => {
-                "it may still come: it works, or has not been away for long enough to call it a hang"
+                "it may still come: it is working, or has not been idle for long enough to call it a hang"
             }
             (false, Basis::Absence) if finding.kind == Kind::TraceStops => {
-                "certain: its recorder wrote no more heartbeats; what the rank did since is not known"
+                "certain: its recorder wrote no more heartbeats; it is not known what the rank did since"
             }
-            (false, Basis::Waits) => "certain that others wait for it there; its own state below may say why",
+            (false, Basis::Waits) => {
+                "certain that others wait for it there; its own state below may show why"
+            }
             (false, Basis::Said) => "certain: it is in the trace",
-            (false, Basis::Order) => "likely: it goes well only where the GPU can run both at once",
+            (false, Basis::Order) => "likely: it works only if the GPU can run both at once",
             (false, Basis::Times) if self.is_measured(finding) => "certain: it was measured on the GPUs",
-            (false, Basis::Times) => "weak evidence: the clocks of the hosts, not the GPUs",
+            (false, Basis::Times) => "weak evidence: host clocks, not GPU times",
             (false, Basis::Absence) => "not certain: its trace is missing",
         };
         format!("{base}{missing}{doubts}")
@@ -128,10 +130,10 @@ pub fn headline(finding: &Finding) -> String {
     };
     let group = finding.communicator.as_deref().unwrap_or("a communicator");
     let what = match finding.kind {
-        Kind::InitConflict => format!("{who} contradicted the others when {group} was made"),
-        Kind::MissingAtInit => format!("{who} never came to the making of {group}"),
-        Kind::MissingInSplit => format!("{who} never came to a split of {group}"),
-        Kind::MissingInShrink => format!("{who} never came to a shrink of {group}"),
+        Kind::InitConflict => format!("{who} contradicted the others when {group} was created"),
+        Kind::MissingAtInit => format!("{who} never joined the creation of {group}"),
+        Kind::MissingInSplit => format!("{who} never joined a split of {group}"),
+        Kind::MissingInShrink => format!("{who} never joined a shrink of {group}"),
         Kind::MissingCall if finding.calls > 1 => {
             format!("{who} did not make {} calls on {group} that the others made", finding.calls)
         }
@@ -140,34 +142,36 @@ pub fn headline(finding: &Finding) -> String {
         }
         Kind::MissingCall => format!("{who} did not make a call on {group} that the others made"),
         Kind::ExtraCall => format!("{who} made a call on {group} that the others did not make"),
-        Kind::SwappedCalls => format!("{who} made two calls on {group} in another order"),
-        Kind::OpMismatch => format!("{who} called another operation on {group}"),
-        Kind::SizeMismatch => format!("{who} called with another size on {group}"),
-        Kind::DtypeMismatch => format!("{who} called with another datatype on {group}"),
-        Kind::RedopMismatch => format!("{who} called with another reduction on {group}"),
-        Kind::RootMismatch => format!("{who} called with another root on {group}"),
+        Kind::SwappedCalls => format!("{who} made two calls on {group} in a different order"),
+        Kind::OpMismatch => format!("{who} called a different operation on {group}"),
+        Kind::SizeMismatch => format!("{who} called with a different size on {group}"),
+        Kind::DtypeMismatch => format!("{who} called with a different datatype on {group}"),
+        Kind::RedopMismatch => format!("{who} called with a different reduction on {group}"),
+        Kind::RootMismatch => format!("{who} called with a different root on {group}"),
         Kind::CaptureMismatch => {
             format!("not all ranks captured a call on {group} into a graph, as {who} shows")
         }
         Kind::WrongCommunicator => format!("{who} called on {group}, the others on another communicator"),
-        Kind::SwappedCommunicators => format!("{who} used two communicators in another order, {group} first"),
+        Kind::SwappedCommunicators => {
+            format!("{who} used two communicators in a different order, {group} first")
+        }
         Kind::DeadlockCycle => format!("{who} wait for each other on {group}"),
         Kind::UnmatchedSend => format!("no rank receives what {who} sent on {group}"),
-        Kind::UnmatchedRecv => format!("no rank sends what {who} wants to receive on {group}"),
+        Kind::UnmatchedRecv => format!("no rank sends what {who} waits to receive on {group}"),
         Kind::PeerSizeMismatch => format!("{who} send and receive different sizes on {group}"),
         Kind::GroupIncomplete => format!("{who} opened a group of calls and never closed it"),
-        Kind::Abort => format!("{who} gave up {group}"),
+        Kind::Abort => format!("{who} aborted {group}"),
         Kind::AsyncError => format!("NCCL reported an error of {group} to {who}"),
         Kind::FailedCall => format!("a call of {who} failed"),
         Kind::OutOfMemory => format!("{who} ran out of memory"),
-        Kind::RankExited => format!("{who} ended and did not come to a call on {group}"),
+        Kind::RankExited => format!("{who} exited without reaching a call on {group}"),
         Kind::RankKilled => format!("{who} was killed or crashed, and others wait for it on {group}"),
         Kind::RankStuck if finding.severity == Severity::Warning => {
-            format!("{who} {has} not come to a call on {group} yet")
+            format!("{who} {has} not reached a call on {group} yet")
         }
-        Kind::RankStuck => format!("{who} {does} not come to a call on {group}"),
+        Kind::RankStuck => format!("{who} {does} not reach a call on {group}"),
         Kind::OrderInversion => format!("{who} use two communicators in different orders"),
-        Kind::Straggler => format!("{who} {is} late again and again on {group}"),
+        Kind::Straggler => format!("{who} {is} repeatedly late on {group}"),
         Kind::TraceStops => format!("the trace of {who} stops before the others"),
         Kind::NoTrace if finding.waiting.is_empty() => format!("{who} {has} no trace"),
         Kind::NoTrace => format!("all ranks wait, perhaps for {who}, which {has} no trace"),

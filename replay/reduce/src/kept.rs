@@ -184,7 +184,7 @@ fn section(kept: KeptSection) -> Result<Section, String> {
                 let column = |(key, title)| Ok::<_, String>(Column { name: name(key)?, title: name(title)? });
                 let columns = columns.into_iter().map(column).collect::<Result<Vec<_>, _>>()?;
                 if rows.iter().any(|row| row.len() != columns.len()) {
-                    return Err("a table in it has rows of another length than its columns".into());
+                    return Err("a table in it has rows of a different length than its columns".into());
                 }
                 let rows = rows.into_iter().map(|row| row.into_iter().map(value).collect()).collect();
                 Item::Table(Table { name: name(key)?, columns, rows, left_out })
@@ -226,7 +226,7 @@ fn name(name: String) -> Result<&'static str, String> {
         return Ok(known);
     }
     if names.len() >= MOST_NAMES || name.len() > LONGEST_NAME {
-        return Err("it has names that no report has".into());
+        return Err("it has names that no report uses".into());
     }
     let kept: &'static str = Box::leak(name.into_boxed_str());
     names.insert(kept);
@@ -264,7 +264,7 @@ mod tests {
         let mut table = Table::new("rows", &[("a", "a")]);
         table.rows.push(vec![Value::Missing, Value::Missing]);
         let part = Part { sections: vec![Section::new("s", "S").table(table)], ..Part::default() };
-        assert!(again(&part).unwrap_err().contains("another length"));
+        assert!(again(&part).unwrap_err().contains("a different length"));
         let part =
             Part { sections: vec![Section::new("s", "S").table(Table::new("x", &[]))], ..Part::default() };
         assert!(again(&part).is_ok());

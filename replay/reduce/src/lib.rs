@@ -90,7 +90,7 @@ pub fn reduce(source: &Source) -> io::Result<Reduced> {
     write::summary(&understood(source))
 }
 
-/// What is said of a process where several are shown together.
+/// The answer about a process where several are shown together.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Head {
     /// Its trace.
@@ -162,7 +162,7 @@ fn understood(source: &Source) -> Understood<'_> {
     let leaks = Found::of(&story, source.definitions(), &growth);
     let mut left_out = vec![];
     for (device, _) in held.devices.iter().filter(|(_, device)| !device.is_sure) {
-        left_out.push(format!("cuda:{device}: what was held at its peak, and between collectives"));
+        left_out.push(format!("cuda:{device}: memory held at its peak, and between collectives"));
     }
     let stats = STATISTICS.iter().flat_map(|entry| entry.of(&story)).collect();
     let figures = FIGURES.iter().flat_map(|entry| entry.of(&story)).collect();
@@ -189,7 +189,7 @@ fn understood(source: &Source) -> Understood<'_> {
             story = found.story.with_gaps(&requests);
             match requests.is_missed.get() {
                 true => left_out.push(
-                    "report: its verdict replays requests, and a trace of more than a million events is not replayed".into(),
+                    "report: its verdict replays requests, and traces of more than a million events are not replayed".into(),
                 ),
                 false => answers.extend([("report", brief), ("report --all", part(&story, Shown::OnDemand))]),
             }
@@ -198,13 +198,15 @@ fn understood(source: &Source) -> Understood<'_> {
             match (serves, is_short) {
                 (true, true) => budget = of_server(source, &mut answers, &mut left_out),
                 (true, false) => {
-                    left_out.push("budget: that of a server with more than a million events".into())
+                    left_out.push("budget: the budget of a server with more than a million events".into())
                 }
-                (false, _) => left_out.push("budget: that of a program which serves nothing".into()),
+                (false, _) => {
+                    left_out.push("budget: the budget of a program that does not serve requests".into())
+                }
             }
         }
         None => left_out.push(
-            "report: it follows from the lives of all blocks, which are more than a million; so do roles"
+            "report: it depends on the lifetimes of all blocks, which are more than a million; so do roles"
                 .into(),
         ),
     }

@@ -27,7 +27,7 @@ const COLUMNS: [&str; 7] = ["kind", "host", "trace", "name", "number", "text", "
 /// Larger files are no summaries.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// Why a file cannot be read as a summary, or does not say what is asked for.
+/// Why a file cannot be read as a summary, or does not say what is requested.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It could not be read.
@@ -39,7 +39,7 @@ pub enum Error {
         cause: std::io::Error,
     },
     /// It is damaged, or something else.
-    #[error("{path} is not a summary that can be read: {what}")]
+    #[error("{path} is not a readable summary: {what}")]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -47,7 +47,7 @@ pub enum Error {
         what: String,
     },
     /// It was written by another version.
-    #[error("{path} is a summary of the shape {found}, and this gputrace reads {wanted}: reduce {trace} again", wanted = SCHEMA.1)]
+    #[error("{path} is a summary of format {found}, and this gputrace reads {wanted}: reduce {trace} again", wanted = SCHEMA.1)]
     OtherVersion {
         /// The file.
         path: PathBuf,
@@ -87,7 +87,7 @@ impl Moments for Summary {
     }
 }
 
-/// Opens the summary of a process once more, or its trace where it was read from that.
+/// Opens the summary of a process again, or its trace where it was read from that.
 #[must_use]
 pub fn again(participant: &Participant) -> Option<Box<dyn Moments>> {
     Some(match &participant.summary {
@@ -191,7 +191,7 @@ impl Summary {
         Ok(participant)
     }
 
-    /// What is said of the process beside others.
+    /// The answer about a process beside others.
     ///
     /// # Errors
     /// That part is damaged.
@@ -207,7 +207,7 @@ impl Summary {
         self.state("leaks", 0)
     }
 
-    /// What was held at the peaks of the devices, for a comparison.
+    /// Memory held at the peaks of the devices, for a comparison.
     ///
     /// # Errors
     /// That part is damaged, or could not be followed.
@@ -236,7 +236,7 @@ impl Summary {
         kept.part().map_err(|what| self.damaged(what))
     }
 
-    /// What `gputrace summary --json` says of the process.
+    /// The output of `gputrace summary --json` for the process.
     ///
     /// # Errors
     /// It is not in the summary, or damaged.
@@ -244,7 +244,7 @@ impl Summary {
         self.json(self.answered(FIGURES_JSON)?)
     }
 
-    /// What `gputrace budget` says of the trace.
+    /// The output of `gputrace budget` for the trace.
     ///
     /// # Errors
     /// It is not in the summary, or damaged.

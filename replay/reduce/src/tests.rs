@@ -179,9 +179,9 @@ fn what_is_cut_or_of_another_version_or_no_summary_is_said_clearly() {
     let said = |bytes: &[u8]| Summary::of(Path::new("s.parquet"), bytes.to_vec()).unwrap_err().to_string();
     assert_eq!(
         said(&bytes[..bytes.len() / 2]),
-        "s.parquet is not a summary that can be read: it ends early: it was not written or copied to its end"
+        "s.parquet is not a readable summary: it ends early: it was not fully written or copied"
     );
-    assert_eq!(said(b"gtr"), "s.parquet is not a summary that can be read: it is not a Parquet file");
+    assert_eq!(said(b"gtr"), "s.parquet is not a readable summary: it is not a Parquet file");
     let mut other = bytes.clone();
     let at = other.windows(18).position(|it| it == b"gputrace.summary/1").unwrap();
     other[at + 17] = b'9';

@@ -38,7 +38,7 @@ pub(super) struct KeptState(pub usize, pub u64, pub u64, pub Vec<(u32, i64)>);
 /// Which pieces there are: of which device, and the states of which communicators between which calls.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub(super) struct Index {
-    /// What is held where.
+    /// The places that hold memory.
     pub places: Vec<Holding>,
     /// Of each piece: device; and communicator and calls before of each of its states.
     pub pieces: Vec<(i16, Vec<(usize, u64)>)>,

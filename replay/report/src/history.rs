@@ -20,20 +20,19 @@ pub const DUMP: &str = "torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")  #
 pub fn section(story: &Story) -> Option<Section> {
     if let Some(since) = story.since() {
         return Some(
-            Section::new(NAME, "What is left of this recording")
-                .fact("since_ns", "every event since", Value::Time(story.since_start(since)))
+            Section::new(NAME, "What this recording still has")
+                .fact("since_ns", "all events since", Value::Time(story.since_start(since)))
                 .fact("segment", "first segment", Value::Count(story.process.segment.into()))
                 .line(Mood::Note, LEFT),
         );
     }
     let what = in_words(story)?;
-    let section = Section::new(NAME, "What this snapshot holds").line(Mood::Warning, what);
+    let section = Section::new(NAME, "What this snapshot has").line(Mood::Warning, what);
     Some(section.line(Mood::Command, RECORD).line(Mood::Command, DUMP))
 }
 
 /// What is to be known of a recording whose beginning was removed.
-const LEFT: &str = "older segments were removed (--keep, --max-size): of the time before there is what was still held then, with its own times and \
-     stacks; peaks, counts and rates are of the time since";
+const LEFT: &str = "older segments were removed (--keep, --max-size). Memory from before is shown if it was still held then, with its own times and stacks; peaks, counts and rates cover only the time since";
 
 /// The same in a sentence.
 #[must_use]
@@ -44,12 +43,13 @@ pub fn in_words(story: &Story) -> Option<String> {
     }
     if story.is_one_moment() {
         return Some(
-            "this snapshot has no history: it shows who holds what now, not what came before".into(),
+            "this snapshot has no history: it shows what each line holds now, but not what happened before"
+                .into(),
         );
     }
     let held = before_bytes(story);
     Some(format!(
-        "the history of this snapshot starts late: {} blocks{} were held by then, and the line that asked for them is not known",
+        "the history of this snapshot starts late: {} blocks{} were already held, and the lines that requested them are not known",
         count(held.objects),
         if held.bytes.0 > 0 { format!(" ({})", bytes(held.bytes)) } else { String::new() },
     ))

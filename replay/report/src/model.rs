@@ -13,7 +13,7 @@ pub struct Report {
     pub parts: Vec<Part>,
 }
 
-/// What is said about one process.
+/// The answer about a process.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
     /// For people.
@@ -32,12 +32,12 @@ pub struct Part {
     pub sections: Vec<Section>,
 }
 
-/// What happened to a process, in a few lines.
+/// Events of a process, in a few lines.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// For programs: one of few words, snake_case.
     pub kind: &'static str,
-    /// What people call its cause; empty where none is known.
+    /// The common name of its cause; empty where none is known.
     pub cause: String,
     /// Of the words of `kind`, what else is wrong.
     pub also: Vec<&'static str>,
@@ -52,7 +52,7 @@ pub struct Section {
     pub name: String,
     /// Heading for people.
     pub title: String,
-    /// What there is to say, in order.
+    /// The items, in order.
     pub items: Vec<Item>,
 }
 
@@ -211,7 +211,7 @@ impl Table {
             });
             let bytes = Bytes(bytes.fold(0, u64::saturating_add));
             let n_rows = words::count((self.rows.len() - n) as u64);
-            self.left_out = Some(format!("{n_rows} more with {} together", words::bytes(bytes)));
+            self.left_out = Some(format!("{n_rows} more with {} in total", words::bytes(bytes)));
             self.rows.truncate(n);
         }
         self

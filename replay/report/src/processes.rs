@@ -103,7 +103,7 @@ fn children(nodes: &BTreeMap<Key, (Node, Option<Key>)>, parent: Option<&Key>) ->
 pub fn section(roots: &[Node]) -> Option<Section> {
     let is_several = roots.len() > 1 || roots.iter().any(|root| !root.children.is_empty());
     is_several.then(|| {
-        let section = Section::new("processes", "Processes, and who started them");
+        let section = Section::new("processes", "Processes and their parents");
         roots.iter().fold(section, |section, root| lines(section, root, 0))
     })
 }

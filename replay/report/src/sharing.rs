@@ -74,7 +74,7 @@ impl Sharing {
         }
     }
 
-    /// What there is to say, in sentences about a device that is called `name`.
+    /// Sentences about a device that is called `name`.
     #[must_use]
     pub fn sentences(&self, name: &str) -> Vec<String> {
         let mut said = vec![];
@@ -82,7 +82,7 @@ impl Sharing {
             let card =
                 self.card.as_ref().map_or_else(|| "a card".to_owned(), |card| format!("the card {card}"));
             let others = match self.shares_memory {
-                true => "; other compute instances use the same memory, and are in what others hold",
+                true => "; other compute instances use the same memory, which counts as held by others",
                 false => "",
             };
             said.push(format!(
@@ -96,26 +96,27 @@ impl Sharing {
             Some(true) => {
                 let server = match self.server {
                     Some((pid, Some(held))) => format!(
-                        "its server (process {pid}) holds {} for all clients, which is in what others hold; how that is shared out among \
-                         them is not known",
+                        "its server (process {pid}) holds {} for all clients, which counts as held by others; each client's share of it is not known",
                         bytes(held)
                     ),
                     Some((pid, None)) => {
-                        format!("what its server (process {pid}) holds for all clients is not known")
+                        format!(
+                            "the memory that its server (process {pid}) holds for all clients is not known"
+                        )
                     }
-                    None => "what its server holds for all clients is not seen".to_owned(),
+                    None => "the memory that its server holds for all clients was not seen".to_owned(),
                 };
                 said.push(format!(
-                    "the process runs under MPS on {name}: what NVML charges to it is its own; {server}, nor a limit that the daemon sets"
+                    "the process runs under MPS on {name}: NVML charges it only with its own memory; {server}, and a limit set by the daemon is not recorded"
                 ));
             }
             None => said.push(format!(
-                "{MPS}* is set, and NVML does not say whether the process runs under MPS on {name}: it may"
+                "{MPS}* is set, and NVML does not report whether the process runs under MPS on {name}: it may"
             )),
             Some(false) => {}
         }
         if let Some(limit) = self.limit.filter(|_| self.is_client != Some(false)) {
-            said.push(format!("under MPS the process may have {} of {name} ({LIMITS})", bytes(limit)));
+            said.push(format!("under MPS the process may use {} of {name} ({LIMITS})", bytes(limit)));
         }
         said
     }
@@ -183,8 +184,7 @@ mod tests {
         assert_eq!(
             told,
             [
-                "cuda:0 is the MIG instance MIG-1 of the card GPU-2: its size and the driver's figures are those of the instance; other \
-              compute instances use the same memory, and are in what others hold"
+                "cuda:0 is the MIG instance MIG-1 of the card GPU-2: its size and the driver's figures are those of the instance; other compute instances use the same memory, which counts as held by others"
             ]
         );
     }
@@ -199,7 +199,7 @@ mod tests {
         );
         assert_eq!(
             told_of[1],
-            "under MPS the process may have 1.00 GiB of cuda:0 (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT)"
+            "under MPS the process may use 1.00 GiB of cuda:0 (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT)"
         );
         let perhaps = told("NVIDIA H200", &[], &[("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps")]);
         assert!(perhaps[0].ends_with("runs under MPS on cuda:0: it may"), "{perhaps:?}");

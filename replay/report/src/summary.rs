@@ -40,9 +40,9 @@ pub struct ProcessSummary {
     pub lost_events: u64,
     /// The trace has its end.
     pub complete: bool,
-    /// What could not be read, one line each.
+    /// Parts that could not be read, one line each.
     pub damage: Vec<String>,
-    /// Launches of NCCL whose time on the GPU was to be measured; left out where that was not asked for.
+    /// Launches of NCCL whose time on the GPU was to be measured; left out where that was not requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nccl_timing: Option<GpuTimed>,
     /// Pinned and registered host memory.
@@ -58,7 +58,7 @@ pub struct HostSummary {
     pub peak_bytes: u64,
     /// Bytes at the end.
     pub live_bytes: u64,
-    /// Most bytes of it in blocks that PyTorch handed out, where a snapshot of PyTorch says so.
+    /// Most bytes of it in blocks that PyTorch allocated, where a snapshot of PyTorch says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks_peak_bytes: Option<u64>,
     /// The same at the end: the rest PyTorch keeps for the next request.
@@ -77,7 +77,7 @@ pub struct DeviceSummary {
     pub uuid: Option<String>,
     /// Memory of the device.
     pub total_bytes: Option<u64>,
-    /// What the driver handed out.
+    /// Memory that the driver allocated.
     pub driver: DriverSummary,
     /// What PyTorch's allocator did with it.
     pub torch: Option<TorchSummary>,
@@ -85,9 +85,9 @@ pub struct DeviceSummary {
     pub owners: Vec<OwnerSummary>,
     /// Managed memory: may be on the device or on the host, and is not in `driver`.
     pub managed_peak_bytes: u64,
-    /// Estimate: what the driver charged to the process in the first sample beyond what it had handed out.
+    /// Estimate: what the driver charged to the process in the first sample beyond what it had allocated.
     pub cuda_context_bytes: Option<u64>,
-    /// What nothing explained when the driver charged most.
+    /// Memory that nothing explained when the driver charged most.
     pub unaccounted_bytes: Option<i64>,
     /// How that changed.
     pub unaccounted: Option<UnaccountedSummary>,
@@ -110,14 +110,14 @@ pub struct UnaccountedSummary {
     pub bytes_per_hour: i64,
     /// It keeps growing.
     pub growing: bool,
-    /// Less was charged than was handed out at some time.
+    /// Less was charged than was allocated at some time.
     pub negative: bool,
 }
 
 /// Code of an owner.
 #[derive(Deserialize, Serialize, Debug)]
 pub struct CodeSummary {
-    /// Who loaded it.
+    /// The owner that loaded it.
     pub owner: String,
     /// By how much the charge grew then.
     pub bytes: u64,
@@ -132,9 +132,9 @@ pub struct SampleSummary {
     pub process_used_bytes: Option<u64>,
     /// Used by everybody.
     pub device_used_bytes: u64,
-    /// What the driver had handed out.
+    /// Memory that the driver had allocated.
     pub tracked_bytes: u64,
-    /// What its pages held beyond that.
+    /// Memory that its pages held beyond that.
     pub rounding_bytes: u64,
     /// Estimate: contexts.
     pub context_bytes: u64,
@@ -150,12 +150,12 @@ pub struct SampleSummary {
     pub unaccounted_bytes: Option<i64>,
 }
 
-/// What the driver handed out on a device.
+/// Memory that the driver allocated on a device.
 #[derive(Deserialize, Serialize, Debug)]
 pub struct DriverSummary {
-    /// Objects handed out.
+    /// Objects allocated.
     pub allocs: u64,
-    /// Objects given back by the program.
+    /// Objects freed by the program.
     pub frees: u64,
     /// Most physical bytes.
     pub peak_bytes: u64,
@@ -197,9 +197,9 @@ pub struct OwnerSummary {
     pub owner: String,
     /// Most bytes it ever held.
     pub peak_bytes: u64,
-    /// What it held when the device held most.
+    /// Memory that it held when the device held most.
     pub bytes_at_peak: u64,
-    /// What it held at the end.
+    /// Memory that it held at the end.
     pub live_bytes: u64,
 }
 
@@ -379,14 +379,13 @@ pub fn torch_summary(story: &Story, torch: &TorchBooks) -> TorchSummary {
     }
     if torch.n_unknown_requests > 0 {
         summary.notes.push(format!(
-            "requested counts {} blocks as large as they are: their requests were not seen",
+            "requested counts {} blocks at their full size: their requests were not seen",
             torch.n_unknown_requests
         ));
     }
     if torch.n_frees_in_capture > 0 {
         summary.notes.push(format!(
-            "requested may be too small: {} blocks were freed during the capture of a CUDA graph, and those that other \
-             streams used stay requested until it is over",
+            "requested may be too small: {} blocks were freed during the capture of a CUDA graph, and those in use on other streams count as requested until it ends",
             torch.n_frees_in_capture
         ));
     }
@@ -399,7 +398,7 @@ fn without_blocks(story: &Story, summary: &mut TorchSummary) {
         // As `torch.cuda.memory_stats()` says then.
         summary.backend = "uncached".into();
         (summary.device_allocs, summary.device_frees) = (0, 0);
-        let note = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every tensor is an allocation of the driver, and PyTorch counts nothing";
+        let note = "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every tensor is a driver allocation, and PyTorch counts nothing";
         summary.notes.push(note.into());
     } else if summary.device_allocs > 0 {
         (summary.peak_allocated_bytes, summary.peak_reserved_bytes) = (None, None);
@@ -680,7 +679,7 @@ mod tests {
                             "device_frees": 0,
                             "ooms": 0,
                             "notes": [
-                              "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every tensor is an allocation of the driver, and PyTorch counts nothing"
+                              "PYTORCH_NO_CUDA_MEMORY_CACHING is set: every tensor is a driver allocation, and PyTorch counts nothing"
                             ]
                           },
                           "owners": [

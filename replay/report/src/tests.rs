@@ -55,18 +55,18 @@ fn the_gap_between_reserved_and_in_use_is_taken_apart() {
         "gap",
         &story,
         expect![[r#"
-        train.gtr (rank 3, pid 42): ./train --big
+            train.gtr (rank 3, pid 42): ./train --big
 
-        Why PyTorch reserved more than was in use
-          cuda:0 NVIDIA H200: 62.00 MiB for 33.50 MiB in use when most was reserved, found by replaying the
-            requests: 3 of 3 addresses match
-          device       bytes  of reserved  part      meaning
-          cuda:0  512.00 KiB        0.8 %  surplus   not split off blocks
-          cuda:0   12.00 MiB       19.4 %  isolated  free, of other streams or pools
-          cuda:0   16.00 MiB       25.8 %  stranded  free beside something in use
-          device  free beside  held alone   its own  call site that holds segments
-          cuda:0    16.00 MiB   16.00 MiB  4.00 MiB  /job/train.py:3 kept
-    "#]],
+            Why PyTorch reserved more than was in use
+              cuda:0 NVIDIA H200: 62.00 MiB for 33.50 MiB in use when most was reserved, found by replaying the
+                requests: 3 of 3 addresses match
+              device       bytes  of reserved  part      meaning
+              cuda:0  512.00 KiB        0.8 %  surplus   not split off blocks
+              cuda:0   12.00 MiB       19.4 %  isolated  free, of other streams or pools
+              cuda:0   16.00 MiB       25.8 %  stranded  free beside a block in use
+              device  free beside  pins alone   its own  call site that holds segments
+              cuda:0    16.00 MiB   16.00 MiB  4.00 MiB  /job/train.py:3 kept
+        "#]],
     );
 }
 
@@ -110,19 +110,19 @@ fn the_first_screen_says_why_the_job_died() {
 
             OUT OF MEMORY
               PyTorch could not get 38.15 MiB on cuda:0 NVIDIA H200 at 11.0 µs
-              device                          cuda:0 NVIDIA H200
-              at                              11.0 µs
-              PyTorch asked for               40.00 MiB
-              the program asked for           38.15 MiB
-              allocated by PyTorch            30.00 MiB
-              reserved by PyTorch             50.00 MiB  20.00 MiB of it unused
-              held by others in this process  256.00 MiB
-              free on the device              10.00 MiB
-              size of the device              140.00 GiB
-              held elsewhere                  139.69 GiB
-                                              CUDA context, code, other processes (device total - free - what this process
-                                              was handed)
-              from                            forward (/job/train.py:12)
+              device                                   cuda:0 NVIDIA H200
+              at                                       11.0 µs
+              PyTorch requested                        40.00 MiB
+              the program requested                    38.15 MiB
+              allocated by PyTorch                     30.00 MiB
+              reserved by PyTorch                      50.00 MiB  20.00 MiB of it unused
+              held by other libraries in this process  256.00 MiB
+              free on the device                       10.00 MiB
+              size of the device                       140.00 GiB
+              held elsewhere                           139.69 GiB
+                                                       CUDA context, code, other processes (total - free - allocations of
+                                                       this process)
+              from                                     forward (/job/train.py:12)
               nothing was allocated after it, and the trace ends 0 ns later: it probably ended the program
               `gputrace reproduce` writes a program that fails the same way, without your code
 
@@ -141,16 +141,16 @@ fn the_first_screen_says_why_the_job_died() {
               cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
 
             The driver's own figures (sampled from NVML)
-              device  moment            at     charged  handed out  page rounding  CUDA context  kernel code  unaccounted
+              device  moment            at     charged   allocated  page rounding  CUDA context  kernel code  unaccounted
               cuda:0  first sample  2.0 µs  800.00 MiB  256.00 MiB            0 B    544.00 MiB          0 B          0 B
               cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
               cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
-              context, code, pools, graphs and peers are estimates: what the process was charged more after it had made
-                or loaded such; unaccounted is the rest, with its sign
+              context, code, pools, graphs and peers are estimates: the increase in charged memory when the process
+                created or loaded them; unaccounted is the signed remainder
               cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; it does not grow after the
                 warm-up
 
-            Who held it: top call sites
+            Top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
               device       bytes  number  owner          call site
               cuda:0  256.00 MiB       1  NCCL           libnccl.so.2+0x10
@@ -173,20 +173,20 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
 
             OUT OF MEMORY
               PyTorch could not get 38.15 MiB on cuda:0 NVIDIA H200 at 11.0 µs
-              device                          cuda:0 NVIDIA H200
-              at                              11.0 µs
-              PyTorch asked for               40.00 MiB
-              the program asked for           38.15 MiB
-              allocated by PyTorch            30.00 MiB
-              reserved by PyTorch             50.00 MiB  20.00 MiB of it unused
-              held by others in this process  256.00 MiB
-              free on the device              10.00 MiB
-              size of the device              140.00 GiB
-              held elsewhere                  139.69 GiB
-                                              CUDA context, code, other processes
-                                              (device total - free - what this
-                                              process was handed)
-              from                            forward (/job/train.py:12)
+              device                 cuda:0 NVIDIA H200
+              at                     11.0 µs
+              PyTorch requested      40.00 MiB
+              the program requested  38.15 MiB
+              allocated by PyTorch   30.00 MiB
+              reserved by PyTorch    50.00 MiB  20.00 MiB of it unused
+              held by other libraries in this process
+                                     256.00 MiB
+              free on the device     10.00 MiB
+              size of the device     140.00 GiB
+              held elsewhere         139.69 GiB
+                                     CUDA context, code, other processes (total -
+                                     free - allocations of this process)
+              from                   forward (/job/train.py:12)
               nothing was allocated after it, and the trace ends 0 ns later: it
                 probably ended the program
               `gputrace reproduce` writes a program that fails the same way,
@@ -211,18 +211,18 @@ fn a_narrow_terminal_cuts_names_not_numbers() {
 
             The driver's own figures (sampled from NVML)
                                                                         page
-              device  moment            at     charged  handed out  rounding
+              device  moment            at     charged   allocated  rounding
               cuda:0  first sample  2.0 µs  800.00 MiB  256.00 MiB       0 B
               cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB       0 B
               cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB       0 B
               (no room for: CUDA context, kernel code, unaccounted)
-              context, code, pools, graphs and peers are estimates: what the
-                process was charged more after it had made or loaded such;
-                unaccounted is the rest, with its sign
+              context, code, pools, graphs and peers are estimates: the increase
+                in charged memory when the process created or loaded them;
+                unaccounted is the signed remainder
               cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at
                 the end; it does not grow after the warm-up
 
-            Who held it: top call sites
+            Top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
               device       bytes  number  owner          call site
               cuda:0  256.00 MiB       1  NCCL           libnccl.so.2+0x10
@@ -263,16 +263,16 @@ fn losses_are_told_where_the_numbers_are() {
               cuda:0  application  1.00 MiB  100.0 %  1.00 MiB     1.00 MiB
               warning: numbers may be wrong: 1203 events lost (ring full)
 
-            Who held it: top call sites
+            Top call sites
               cuda:0 NVIDIA H200, at the peak, at 0 ns
               device     bytes  number  owner        call site
               cuda:0  1.00 MiB       1  application  train+0x10
               warning: numbers may be wrong: 1203 events lost (ring full)
 
-            What to know about these numbers
+            Limits of these numbers
               warning: 1203 events were lost: ring full
-              times  what does not add up                                                                              first at  first about    thread
-                  1  freed without having been seen allocated (allocated before the trace began, or events were lost)    2.0 µs  0x20000000000  main
+              times  problem                                                                                      first at  first address  thread
+                  1  freed without a recorded allocation (allocated before the trace began, or events were lost)    2.0 µs  0x20000000000  main
               1 note of the recording: `gputrace doctor train.gtr`
 
             Next
@@ -293,8 +293,8 @@ fn a_request_refused_to_somebody_else_than_pytorch_is_an_out_of_memory_error() {
             train.gtr (rank 3, pid 42): ./train --big
 
             OUT OF MEMORY
-              The driver had no memory left for (newest first):
-                  at  device              asked for  times  held then  by    call         from
+              The driver was out of memory for these requests (newest first):
+                  at  device              requested  times  held then  by    call         from
               1.0 µs  cuda:0 NVIDIA H200   2.00 GiB      1   1.00 GiB  NCCL  cuMemCreate  libnccl.so.2+0x10
               nothing was allocated on the device after the last of them
               `gputrace reproduce --cuda` writes a program that fails the same way, without your code
@@ -311,7 +311,7 @@ fn a_request_refused_to_somebody_else_than_pytorch_is_an_out_of_memory_error() {
               device  owner         at peak    share  own peak  live at end
               cuda:0  application  1.00 GiB  100.0 %  1.00 GiB     1.00 GiB
 
-            Who held it: top call sites
+            Top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
               device     bytes  number  owner        call site
               cuda:0  1.00 GiB       1  application  run (train)
@@ -332,20 +332,20 @@ fn statistics_count_by_function_and_size() {
             train.gtr (rank 3, pid 42): ./train --big
 
             Overview
-              events                      12
-              lost                        0
-              from the start to the last  11.0 µs
-              calls into the driver       6
-              PyTorch blocks handed out   2
+              events                    12
+              lost                      0
+              first to last event       11.0 µs
+              driver calls              6
+              PyTorch blocks allocated  2
 
-            Calls into the driver, by the function that the program called
-              function     calls  failed  bytes asked for     largest  time in it  median <=  99 % <=  longest
+            Driver calls, by the function that the program called
+              function     calls  failed  bytes requested     largest  time in it  median <=  99 % <=  longest
               cudaMalloc       3       1        50.00 MiB   30.00 MiB      900 ns       0 ns   900 ns   900 ns
               cuMemCreate      1       0       256.00 MiB  256.00 MiB        0 ns       0 ns     0 ns     0 ns
               init             1       0                -           -        0 ns       0 ns     0 ns     0 ns
               mem_info         1       0                -           -        0 ns       0 ns     0 ns     0 ns
 
-            Sizes asked for
+            Requested sizes
               what                 from          to  number
               PyTorch block    8.00 MiB   16.00 MiB       1
               PyTorch block   16.00 MiB   32.00 MiB       1
@@ -354,7 +354,7 @@ fn statistics_count_by_function_and_size() {
 
             Memory by kind
               device  kind                             peak      at      at end  meaning
-              cuda:0  linear                      50.00 MiB  5.0 µs   50.00 MiB  cudaMalloc and its like
+              cuda:0  linear                      50.00 MiB  5.0 µs   50.00 MiB  cudaMalloc and similar calls
               cuda:0  virtual memory management  256.00 MiB  1.0 µs  256.00 MiB  cuMemCreate
 
             Memory by owner
@@ -363,14 +363,14 @@ fn statistics_count_by_function_and_size() {
               cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
 
             The driver's own figures (sampled from NVML)
-              device  moment            at     charged  handed out  page rounding  CUDA context  kernel code  unaccounted
+              device  moment            at     charged   allocated  page rounding  CUDA context  kernel code  unaccounted
               cuda:0  first sample  2.0 µs  800.00 MiB  256.00 MiB            0 B    544.00 MiB          0 B          0 B
               cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
               cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
-              context, code, pools, graphs and peers are estimates: what the process was charged more after it had made or loaded such; unaccounted is the rest, with its sign
+              context, code, pools, graphs and peers are estimates: the increase in charged memory when the process created or loaded them; unaccounted is the signed remainder
               cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; it does not grow after the warm-up
 
-            Who held it: top call sites
+            Top call sites
               cuda:0 NVIDIA H200, at its last out-of-memory error
               device       bytes  number  owner          call site
               cuda:0  256.00 MiB       1  NCCL           libnccl.so.2+0x10
@@ -412,11 +412,11 @@ fn the_summary_has_a_line_for_each_figure() {
               cuda:0  PyTorch   50.00 MiB  16.3 %   50.00 MiB    50.00 MiB
 
             The driver's own figures (sampled from NVML)
-              device  moment            at     charged  handed out  page rounding  CUDA context  kernel code  unaccounted
+              device  moment            at     charged   allocated  page rounding  CUDA context  kernel code  unaccounted
               cuda:0  first sample  2.0 µs  800.00 MiB  256.00 MiB            0 B    544.00 MiB          0 B          0 B
               cuda:0  most charged  8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
               cuda:0  last sample   8.0 µs  900.00 MiB  306.00 MiB            0 B    544.00 MiB          0 B    50.00 MiB
-              context, code, pools, graphs and peers are estimates: what the process was charged more after it had made or loaded such; unaccounted is the rest, with its sign
+              context, code, pools, graphs and peers are estimates: the increase in charged memory when the process created or loaded them; unaccounted is the signed remainder
               cuda:0 NVIDIA H200: unaccounted: 50.00 MiB at the peak, 50.00 MiB at the end; it does not grow after the warm-up
         "#]],
     );
@@ -463,7 +463,7 @@ fn nothing_happened() {
           last event after  0 ns
 
         Memory
-          no memory of a device was allocated
+          no device memory was allocated
 
         Next
           gputrace stats train.gtr
@@ -496,11 +496,11 @@ fn memory_that_is_given_back_in_a_loop_is_told_with_the_line_that_does_it() {
         expect![[r#"
             train.gtr (rank 3, pid 42): ./train --big
 
-            Given back and bought again
-              cuda:0 NVIDIA H200: main (/job/a.py:9) in empty_cache gave memory back 4 times, and PyTorch bought
+            Released and reserved again
+              cuda:0 NVIDIA H200: main (/job/a.py:9) in empty_cache released memory 4 times, and PyTorch reserved
                 60.00 MiB of it again: 1.3 ms in the driver; remove the call
-              device  times  segments  given back      took  call site
-              cuda:0      4         4   80.00 MiB  409.6 µs  main (/job/a.py:9) in empty_cache
+              device  times  segments   released      took  call site
+              cuda:0      4         4  80.00 MiB  409.6 µs  main (/job/a.py:9) in empty_cache
         "#]],
     );
 }
@@ -525,13 +525,12 @@ fn segments_bought_beside_unused_ones_are_told_with_the_lines_that_asked() {
         expect![[r#"
             train.gtr (rank 3, pid 42): ./train --big
 
-            Bought although as much was unused (external fragmentation)
-              cuda:0 NVIDIA H200: 6 of 8 segments (252.00 MiB) were bought although PyTorch had as much reserved and
-                unused: in pieces too small, or of other streams. It reserved up to 304.00 MiB for at most 52.00 MiB
-                allocated
-              device  segments      bought  sizes       from         to  call site
+            Reserved although as much was unused (external fragmentation)
+              cuda:0 NVIDIA H200: 6 of 8 segments (252.00 MiB) were reserved although PyTorch had as much unused memory:
+                in blocks too small, or on other streams. It reserved up to 304.00 MiB for at most 52.00 MiB allocated
+              device  segments    reserved  sizes       from         to  call site
               cuda:0         6  252.00 MiB      6  32.00 MiB  52.00 MiB  step (/job/a.py:3)
-              requests whose sizes keep changing fit no segment of the step before; what would help:
+              sizes keep changing, so requests do not fit the segments of the previous step; to see what would help:
               gputrace tune train.gtr
         "#]],
     );
@@ -554,8 +553,8 @@ fn a_device_that_holds_more_than_its_neighbour_is_told_with_what_it_has_more() {
             train.gtr (rank 3, pid 42): ./train --big
 
             Uneven devices
-              cuda:0 NVIDIA H200 held up to 18.00 MiB, cuda:1 NVIDIA H200 up to 11.00 MiB: 7.00 MiB less. There (on the
-                first) and not here (on the second):
+              cuda:0 NVIDIA H200 held up to 18.00 MiB, cuda:1 NVIDIA H200 up to 11.00 MiB: 7.00 MiB less. Held on the
+                first and not on the second:
                   more     there  here  call site
               8.00 MiB  8.00 MiB   0 B  main (/job/a.py:2) in gather
         "#]],

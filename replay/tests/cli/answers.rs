@@ -95,7 +95,7 @@ fn leaks_are_found_suppressed_and_told_by_the_exit_status() {
     let status = run(&["leaks", "--error-on-leak=growth", &long]).status;
     assert_eq!(status.code(), Some(1), "it keeps every second object");
     let short = folder.write("short.gtr", &trace(6));
-    assert_eq!(run(&["leaks", "--error-on-leak=growth", &short]).status.code(), Some(2), "too short to tell");
+    assert_eq!(run(&["leaks", "--error-on-leak=growth", &short]).status.code(), Some(2), "too short to show");
     assert_eq!(code(&["--error-on-leak", "--suppressions", &all]), Some(0));
     assert_eq!(code(&["--error-on-leak", "--min-bytes", "1GiB"]), Some(0));
     assert_eq!(code(&["--suppressions", "/no/such/file"]), Some(2));
@@ -136,25 +136,25 @@ fn a_replay_and_its_advice_begin_with_the_answer() {
           374.00 MiB  353.03 MiB   5.6 %       16      7        4  exact  torch
           342.00 MiB  341.02 MiB   0.3 %       12      2        1  exact  torch:expandable_segments:True
           370.00 MiB  353.03 MiB   4.6 %       19      7        0  bound  stalloc
-          torch: does not fit: limit 1.00 GiB = PyTorch 374.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 0 B, and 32.00 MiB more were asked for
-          torch: out of memory at request 62 of 62: 32.00 MiB asked for, 374.00 MiB reserved, 353.03 MiB in use
-          torch:expandable_segments:True: does not fit: limit 1.00 GiB = PyTorch 302.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 72.00 MiB, and 64.00 MiB more were asked for
-          torch:expandable_segments:True: out of memory at request 57 of 62: 64.00 MiB asked for, 302.00 MiB reserved, 289.03 MiB in use
-          stalloc: does not fit: limit 1.00 GiB = stalloc 370.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 4.00 MiB, and 32.00 MiB more were asked for
-          stalloc: out of memory at request 62 of 62: 32.00 MiB asked for, 370.00 MiB reserved, 353.03 MiB in use
+          torch: does not fit: limit 1.00 GiB = PyTorch 374.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 0 B, and 32.00 MiB more were requested
+          torch: out of memory at request 62 of 62: 32.00 MiB requested, 374.00 MiB reserved, 353.03 MiB in use
+          torch:expandable_segments:True: does not fit: limit 1.00 GiB = PyTorch 302.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 72.00 MiB, and 64.00 MiB more were requested
+          torch:expandable_segments:True: out of memory at request 57 of 62: 64.00 MiB requested, 302.00 MiB reserved, 289.03 MiB in use
+          stalloc: does not fit: limit 1.00 GiB = stalloc 370.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 4.00 MiB, and 32.00 MiB more were requested
+          stalloc: out of memory at request 62 of 62: 32.00 MiB requested, 370.00 MiB reserved, 353.03 MiB in use
           requests    62
           self-check  60 of 60 addresses match as PyTorch 2.11
-          warning: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and went on: where those requests do not fail, it would have gone another way
-          warning: the trace ends where memory ran out (/job/caught-oom/train.py:12 forward): what the program would have needed after that is not in it
+          warning: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and continued: without these errors it would have behaved differently
+          warning: the trace ends at an out-of-memory error (/job/caught-oom/train.py:12 forward): later needs of the program are not in it
 
         Why more was reserved than in use on cuda:0
           with torch: 374.00 MiB for 353.03 MiB in use when most was reserved
           device      bytes  of reserved  part      meaning
-          cuda:0  20.97 MiB        5.6 %  stranded  free beside something in use
-          device  free beside  held alone     its own  call site that holds segments
+          cuda:0  20.97 MiB        5.6 %  stranded  free beside a block in use
+          device  free beside  pins alone     its own  call site that holds segments
           cuda:0    20.97 MiB   20.00 MiB  209.02 MiB  /job/caught-oom/train.py:12 forward
           cuda:0   992.00 KiB         0 B   16.02 MiB  /job/caught-oom/train.py:6 <module>
-          these parts are simulated; `gputrace oom` measures, when memory ran out, stranded and wholly free (cached) bytes, each with its part of isolated
+          these parts are simulated; `gputrace oom` measures stranded and wholly free (cached) bytes at the error, each including its part of isolated
     "#]]
         .assert_eq(&said(&[&["replay", "--limit", "1GiB", "caught-oom.gtr"][..], &policies].concat()));
     expect![[r#"
@@ -163,50 +163,50 @@ fn a_replay_and_its_advice_begin_with_the_answer() {
         What to set
           PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
           ok: 696.00 MiB less reserved
-          expandable_segments:True,large_segment_size_mb:12 would save 8.00 MiB more: too little for one more option
-          PyTorch may call this name deprecated and heeds it; PYTORCH_ALLOC_CONF is heeded from 2.10 on
+          expandable_segments:True,large_segment_size_mb:12 would save 8.00 MiB more, too little for one more option
+          PyTorch may call this name deprecated, but still reads it; PYTORCH_ALLOC_CONF works from 2.10 on
           reserved at best                568.00 MiB
           reserved as recorded            1.23 GiB
           the recorded setting, replayed  1.23 GiB  524.55 MiB in use
           how sure                        exact
 
-        Best in memory or in calls of the driver, of 136 settings that were simulated
+        Best in memory or in driver calls, of 136 simulated settings
             reserved  mallocs  frees  setting
           560.00 MiB       26      0  expandable_segments:True,large_segment_size_mb:12
           568.00 MiB       25      0  expandable_segments:True,roundup_power2_divisions:16
           584.00 MiB       13      0  expandable_segments:True,large_segment_size_mb:64
 
         The least that any allocator needs
-          as requested                                     523.55 MiB
-          rounded to 512 bytes                             523.55 MiB
-          with streams, pools, small and large kept apart  525.59 MiB
-          in pages of 2 MiB                                528.00 MiB
-          if all lifetimes were known in advance           544.55 MiB  would be enough
+          as requested                                          523.55 MiB
+          rounded to 512 bytes                                  523.55 MiB
+          with streams, pools, small and large blocks separate  525.59 MiB
+          in pages of 2 MiB                                     528.00 MiB
+          if all lifetimes were known in advance                544.55 MiB  would be enough
     "#]]
     .assert_eq(&said(&["tune", "varying-lengths.gtr"]));
     expect![[r#"
         caught-oom.gtr, cuda:0, PyTorch 2.11
 
         What to set
-          no setting makes it fit: 353.03 MiB must be in use at once, whatever the allocator, and the context and others take 650.00 MiB of the limit
-          does not fit: limit 1.00 GiB = PyTorch 302.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 72.00 MiB, and 64.00 MiB more were asked for
-          out of memory at request 57 of 62: 64.00 MiB asked for, 302.00 MiB reserved, 289.03 MiB in use
+          no setting makes it fit: any allocator needs 353.03 MiB at once
+          does not fit: limit 1.00 GiB = PyTorch 302.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 72.00 MiB, and 64.00 MiB more were requested
+          out of memory at request 57 of 62: 64.00 MiB requested, 302.00 MiB reserved, 289.03 MiB in use
           reserved at best                342.00 MiB
           reserved as recorded            374.00 MiB
           the recorded setting, replayed  374.00 MiB  353.03 MiB in use
           how sure                        exact
-          warning: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and went on: where those requests do not fail, it would have gone another way
-          warning: the trace ends where memory ran out (/job/caught-oom/train.py:12 forward): what the program would have needed after that is not in it
+          warning: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and continued: without these errors it would have behaved differently
+          warning: the trace ends at an out-of-memory error (/job/caught-oom/train.py:12 forward): later needs of the program are not in it
 
-        Best in memory or in calls of the driver, of 232 settings that were simulated
+        Best in memory or in driver calls, of 232 simulated settings
           none of them fits
 
         The least that any allocator needs
-          as requested                                     353.03 MiB
-          rounded to 512 bytes                             353.03 MiB
-          with streams, pools, small and large kept apart  353.03 MiB
-          in pages of 2 MiB                                354.00 MiB
-          if all lifetimes were known in advance           353.03 MiB  would be enough
+          as requested                                          353.03 MiB
+          rounded to 512 bytes                                  353.03 MiB
+          with streams, pools, small and large blocks separate  353.03 MiB
+          in pages of 2 MiB                                     354.00 MiB
+          if all lifetimes were known in advance                353.03 MiB  would be enough
     "#]].assert_eq(&said(&["tune", "--limit", "1GiB", "caught-oom.gtr"]));
 }
 
@@ -267,23 +267,24 @@ fn the_budget_of_a_server_with_graphs() {
           workspaces           32.00 MiB   32.00 MiB   32.00 MiB
           libraries            64.13 MiB   64.13 MiB   64.13 MiB
           CUDA context        610.00 MiB  610.00 MiB  610.00 MiB
-          code of kernels      72.00 MiB   72.00 MiB   72.00 MiB
+          kernel code          72.00 MiB   72.00 MiB   72.00 MiB
           free, stranded       31.73 MiB   30.62 MiB   31.48 MiB
           page rounding         1.87 MiB    1.87 MiB    1.87 MiB
           unaccounted                0 B         0 B         0 B
           = the process       892.00 MiB  892.00 MiB  892.00 MiB
           others, reserved      8.81 MiB    8.81 MiB    8.81 MiB
           free on the card    138.92 GiB  138.92 GiB  138.92 GiB
-          ready, at 245.0 ms: weights and caches are there, and the graphs that were
-            captured before one ran (20)
-          peak, at 250.1 ms: the driver had handed out most, and of that time PyTorch
-            had most in use
-          end, at 250.9 ms: memory was asked for last, while weights and caches were
-            there; then it ended
-          the rows add up to what NVML charged to the process; context, code and what
-            the driver keeps are estimates, and unaccounted is the rest, with its sign
-          NVML was not asked at these instants; what it charged beyond what was handed
-            out is of 342.3 ms (ready), 342.3 ms (peak), 342.3 ms (end)
+          ready, at 245.0 ms: weights and caches exist, and 20 graphs had been
+            captured before the first launch
+          peak, at 250.1 ms: allocated memory was at its highest, and within that time
+            PyTorch had most in use
+          end, at 250.9 ms: the last request, while weights and caches existed; then
+            the program ended
+          the rows add up to the memory that NVML charged to the process; context,
+            code and driver reserves are estimates, and unaccounted is the signed
+            remainder
+          NVML was not queried at these instants; the figure beyond allocated memory
+            is from 342.3 ms (ready), 342.3 ms (peak), 342.3 ms (end)
 
         CUDA graphs of cuda:0 NVIDIA H200
                                        only it  share
@@ -308,11 +309,11 @@ fn the_budget_of_a_server_with_graphs() {
              18  (0, 1)        0 B    8.00 KiB     19  <module> (serving.py:27) in CUDA…
              19  (0, 1)        0 B    4.00 KiB     19  <module> (serving.py:27) in CUDA…
              20  (0, 1)        0 B    2.00 KiB     19  <module> (serving.py:27) in CUDA…
-          at `ready`, blocks of single graphs are 34.40 MiB; the other 1.60 MiB of
-            their pools (at most) are shared: any graph of a pool writes there
+          at `ready`, blocks of single graphs are 34.40 MiB; at most 1.60 MiB more of
+            their pools is shared: any graph of a pool may write there
 
-        Between instant 1 and instant 9: who gave back
-          what                    before       after   given back        kept
+        Memory freed between instant 1 and instant 9
+          what                    before       after        freed        kept
           weights              12.00 MiB   12.00 MiB          0 B   12.00 MiB
           KV cache             32.00 MiB   32.00 MiB          0 B   32.00 MiB
           activations                0 B   32.00 KiB          0 B         0 B
@@ -321,21 +322,20 @@ fn the_budget_of_a_server_with_graphs() {
           workspaces           32.00 MiB   32.00 MiB          0 B   32.00 MiB
           libraries            64.13 MiB   64.13 MiB          0 B   64.13 MiB
           CUDA context        610.00 MiB  610.00 MiB          0 B  610.00 MiB
-          code of kernels            0 B   72.00 MiB          0 B         0 B
+          kernel code                0 B   72.00 MiB          0 B         0 B
           free, stranded       29.73 MiB   29.70 MiB    32.00 KiB   29.70 MiB
           page rounding         1.87 MiB    1.87 MiB          0 B    1.87 MiB
           unaccounted                0 B         0 B          0 B         0 B
           = the process       782.00 MiB  886.00 MiB  -104.00 MiB           -
-                                                  holds
-          what                 kept  objects       free  line
+          what                 kept  objects  pins free  line
           libraries       64.13 MiB        3        0 B  <module> (serving.py:23)
           KV cache        32.00 MiB        1        0 B  <module> (…/serving.py:19)
           workspaces      32.00 MiB        1        0 B  <module> (serving.py:23)
           weights         12.00 MiB        6  18.00 MiB  <module> (serving.py:18)
           other tensors  272.00 KiB        1   1.70 MiB  <module> (…/serving.py:21)
-          from 230.1 ms to 252.6 ms. Kept is what was held at both; `holds free` is
-            the most that a block of the line keeps in one segment beside what is in use
-            there, which empty_cache cannot give back
+          from 230.1 ms to 252.6 ms. `kept` is memory held at both instants. `pins
+            free` is the most free memory in one segment that a block of the line keeps
+            from empty_cache
 
         What a setting would free, and the largest KV cache that fits
                                                          frees       when     largest
@@ -350,10 +350,10 @@ fn the_budget_of_a_server_with_graphs() {
           ok: largest KV cache that fits in 139.79 GiB (the card's 139.80 GiB without
             8.81 MiB of others and the driver): 138.95 GiB, in one block; recorded:
             32.00 MiB
-          the run was replayed with each setting; requests stay as recorded, and
-            contexts, code and libraries are there with the most that they had. A graph
-            that is dropped frees what only its capture asked for; what its runs would
-            then ask for eagerly is not counted
+          the run was replayed with each setting. Requests stay as recorded; contexts,
+            code and libraries count with their maximum. A dropped graph frees only the
+            memory that its capture requested; eager requests that would replace it are
+            not counted
     "#]]
     .assert_eq(&(text(&said.stdout) + &text(&said.stderr)));
 }
@@ -365,22 +365,22 @@ fn the_processes_of_a_job_get_one_setting() {
 
         What to set for all of them
           PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
-          ok: 624.00 MiB less reserved where most is
-          at most 8.00 MiB above what any one setting for all could do with
-          PyTorch may call this name deprecated and heeds it; PYTORCH_ALLOC_CONF is heeded from 2.10 on
+          ok: 624.00 MiB less reserved by the largest process
+          at most 8.00 MiB more than the best single setting for all
+          PyTorch may call this name deprecated, but still reads it; PYTORCH_ALLOC_CONF works from 2.10 on
           reserved at best, at most       640.00 MiB
           by                              kept-losses.gtr
           the recorded setting, replayed  1.23 GiB
           how sure                        exact
-          warning: caught-oom.gtr: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and went on: where those requests do not fail, it would have gone another way
-          warning: caught-oom.gtr: the trace ends where memory ran out (/job/caught-oom/train.py:12 forward): what the program would have needed after that is not in it
+          warning: caught-oom.gtr: the program ran out of memory once (first at /job/caught-oom/train.py:12 forward) and continued: without these errors it would have behaved differently
+          warning: caught-oom.gtr: the trace ends at an out-of-memory error (/job/caught-oom/train.py:12 forward): later needs of the program are not in it
 
-        What was best for one, with all 3
+        Best settings of single processes, tried with all 3
           reserved at most  fit  by                   setting
                 640.00 MiB    3  kept-losses.gtr      expandable_segments:True
                   1.23 GiB    3  varying-lengths.gtr  (none)
 
-        Those that need most
+        Processes that need most
           trace                   with it  fits  as recorded  with its own best  its own best
           kept-losses.gtr      640.00 MiB  yes    760.00 MiB         640.00 MiB  expandable_segments:True
           varying-lengths.gtr  568.00 MiB  yes      1.23 GiB         568.00 MiB  expandable_segments:True

@@ -26,8 +26,9 @@ fn what_is_no_trace_is_named_with_a_remedy() {
     let output = run(&["summary", &bad]);
     let error = text(&output.stderr).replace(&bad, "bad.gtr");
     expect![[r#"
-        gputrace: bad.gtr is not a gputrace trace: it begins with "hello wo"; traces are made by `gputrace record`
-    "#]].assert_eq(&error);
+        gputrace: bad.gtr is not a gputrace trace: it begins with "hello wo"; `gputrace record` makes traces
+    "#]]
+    .assert_eq(&error);
     assert!(output.stdout.is_empty());
 }
 

@@ -74,7 +74,7 @@ fn snapshots_are_read_wherever_traces_are() {
 fn a_build_without_object_storage_says_so_of_each_url() {
     let folder = Folder::new("no-stores");
     let trace = folder.write("a.gtr", &trace(9));
-    let says = "this build has no object storage: the wheel and the tarball of a release have it, and so has \
+    let says = "this build has no object storage. Use the wheel or tarball of a release, or build with \
                 `cargo build --release -p gputrace --features objects`";
     let url = "s3://bucket/job/";
     let ran = folder.0.join("ran");
@@ -107,12 +107,9 @@ fn a_format_or_a_verb_that_is_gone_names_what_took_its_place() {
     let folder = Folder::new("gone");
     let trace = folder.write("a.gtr", &trace(9));
     let cases: [(&[&str], &str); 3] = [
-        (&["export", "-f", "sqlite", &trace], "there is no format sqlite any more: `--format parquet` has"),
-        (&["export", "-f", "chrome", &trace], "there is no format chrome any more: `--format perfetto` has"),
-        (
-            &["import", "--json", &trace],
-            "there is no `gputrace import` any more: `gputrace replay TRACE` says",
-        ),
+        (&["export", "-f", "sqlite", &trace], "format sqlite no longer exists: `--format parquet` has"),
+        (&["export", "-f", "chrome", &trace], "format chrome no longer exists: `--format perfetto` has"),
+        (&["import", "--json", &trace], "`gputrace import` no longer exists: `gputrace replay TRACE` shows"),
     ];
     for (arguments, says) in cases {
         let output = run(arguments);

@@ -96,9 +96,9 @@ fn record_says_what_cannot_be_run() {
         127: gputrace: /no/such/program: no such command
         127: gputrace: no-such-program-at-all: no such command
         126: gputrace: FOLDER/plain is not executable: chmod +x it, or name its interpreter
-        125: gputrace: FOLDER/static is statically linked, and nothing can be preloaded into it: link it dynamically
-        125: gputrace: FOLDER/foreign is for another kind of processor than LIBRARY: use the gputrace built for it
-        125: gputrace: FOLDER/static is statically linked, and nothing can be preloaded into it: link it dynamically
+        125: gputrace: FOLDER/static is statically linked, so nothing can be preloaded into it: link it dynamically
+        125: gputrace: FOLDER/foreign is for a different processor than LIBRARY: use the matching build of gputrace
+        125: gputrace: FOLDER/static is statically linked, so nothing can be preloaded into it: link it dynamically
         125: gputrace: GPUTRACE_LIBRARY names /no/library.so, which is not a file
     "#]].assert_eq(&all);
 }
@@ -118,5 +118,5 @@ fn doctor_looks_at_programs_and_traces() {
     assert_eq!(output.status.code(), Some(1), "{shown}");
     assert!(shown.contains("ok: libgputrace.so will be loaded into it"), "{shown}");
     assert!(shown.contains("no such trace or program"), "{shown}");
-    assert!(shown.contains("hooks no function of CUDA"), "{shown}");
+    assert!(shown.contains("hooks no CUDA function"), "{shown}");
 }

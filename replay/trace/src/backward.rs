@@ -11,9 +11,9 @@ use crate::owners;
 
 /// The stack that names the program's lines for an event, and what to say beside them.
 pub struct Place<'a> {
-    /// The event's own stack outside of the backward pass.
+    /// The event's own stack outside the backward pass.
     pub stack: &'a Stack,
-    /// `backward of AddmmBackward0`; empty outside of the backward pass.
+    /// `backward of AddmmBackward0`; empty outside the backward pass.
     pub mark: String,
     /// Where `backward()` was called by another thread, in words; empty where that is not known.
     pub caller: String,

@@ -20,7 +20,7 @@ impl<T> Default for ByStack<T> {
 }
 
 impl<T> ByStack<T> {
-    /// What is known of a stack.
+    /// The value of a stack.
     #[inline]
     #[must_use]
     pub fn get(&self, stack: StackId) -> Option<&T> {
@@ -51,7 +51,7 @@ impl<T> ByStack<T> {
 }
 
 impl<T: Copy> ByStack<T> {
-    /// What is known of a stack, or what is found out now.
+    /// The value of a stack, found out now if needed.
     #[inline]
     pub fn get_or(&mut self, stack: StackId, find: impl FnOnce() -> T) -> T {
         if let Some(known) = self.get(stack) {

@@ -9,7 +9,7 @@ const XIDS: [(u64, &str); 39] = [
     (8, "the GPU stopped processing"),
     (11, "invalid or corrupted push buffer stream"),
     (13, "graphics engine exception: often an illegal address or instruction of a kernel"),
-    (31, "GPU memory page fault: a kernel used an address that it may not"),
+    (31, "GPU memory page fault: a kernel used an address without permission"),
     (32, "invalid or corrupted push buffer stream"),
     (38, "driver firmware error"),
     (43, "GPU stopped processing: an application fault ended its channel"),
@@ -39,12 +39,12 @@ const XIDS: [(u64, &str); 39] = [
     (122, "SPI PMU RPC read failure"),
     (123, "SPI PMU RPC write failure"),
     (136, "link training failed"),
-    (137, "a kernel used memory of another GPU over NVLink that it may not"),
+    (137, "a kernel accessed memory of another GPU over NVLink without permission"),
     (140, "unrecovered ECC error"),
     (143, "GPU initialisation failure"),
     (145, "NVLink RLW error"),
     (149, "NVLink NETIR error"),
-    (154, "the action that the GPU needs to recover has changed"),
+    (154, "the recovery action that the GPU needs has changed"),
 ];
 
 /// XIDs that follow from others, or from the end of any process on the card: cleanups, and records of what was repaired.
@@ -72,7 +72,7 @@ pub fn is_critical(fault: &GpuFault) -> bool {
 pub fn remedy(fault: &GpuFault) -> &'static str {
     match fault.kind {
         FaultKind::Xid if BY_PROGRAM.contains(&fault.value) => {
-            "look for an illegal access in a kernel: `compute-sanitizer`, or CUDA_LAUNCH_BLOCKING=1; if it comes with any program, test the card"
+            "look for an illegal access in a kernel: `compute-sanitizer`, or CUDA_LAUNCH_BLOCKING=1; if any program causes it, test the card"
         }
         _ => {
             "take the GPU out of service and test it: `dmesg | grep -i xid`, `nvidia-smi -q`, `dcgmi diag -r 3`"
@@ -86,7 +86,7 @@ pub fn xid(number: u64) -> Option<&'static str> {
     XIDS.iter().find(|(known, _)| *known == number).map(|(_, meaning)| *meaning)
 }
 
-/// What is wrong: `XID 79 (GPU has fallen off the bus)`.
+/// The fault: `XID 79 (GPU has fallen off the bus)`.
 #[must_use]
 pub fn what(fault: &GpuFault) -> String {
     let n = |one: &str, many: &str| match fault.value {
@@ -106,7 +106,7 @@ pub fn what(fault: &GpuFault) -> String {
         FaultKind::NvlinkReplay => n("NVLink packet sent again", "NVLink packets sent again"),
         FaultKind::NvlinkRecovery => n("NVLink recovery", "NVLink recoveries"),
         FaultKind::NvlinkCrc => n("NVLink checksum error", "NVLink checksum errors"),
-        FaultKind::Lost => "NVML does not reach the GPU any more".to_owned(),
+        FaultKind::Lost => "NVML no longer reaches the GPU".to_owned(),
     }
 }
 

@@ -75,7 +75,7 @@ pub struct Recording {
     pub modules: HashMap<ModuleId, Module>,
     /// Threads.
     pub threads: HashMap<ThreadId, Thread>,
-    /// What marks are called.
+    /// The names of marks.
     pub texts: HashMap<TextId, String>,
     /// Communicators of NCCL.
     pub communicators: HashMap<CommId, Communicator>,

@@ -26,7 +26,7 @@ impl<K: Copy + Eq + Hash, V> Newest<K, V> {
         }
     }
 
-    /// What is known of a key.
+    /// The value of a key.
     #[inline]
     #[must_use]
     pub fn get(&self, key: K) -> Option<&V> {
@@ -52,7 +52,7 @@ impl<K: Copy + Eq + Hash, V> Newest<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V: Default> Newest<K, V> {
-    /// What is known of a key, or a new value.
+    /// The value of a key, or a new value.
     #[inline]
     pub fn of(&mut self, key: K) -> &mut V {
         self.newest = match self.place(key) {

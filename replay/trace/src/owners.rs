@@ -26,7 +26,7 @@ struct Rule {
 
 /// Memory of PyTorch's allocator.
 pub const TORCH: &str = "PyTorch";
-/// What PyTorch asks for elsewhere than in that allocator.
+/// What PyTorch requests elsewhere than in that allocator.
 pub const TORCH_ELSEWHERE: &str = "PyTorch, not its allocator";
 /// Memory of the host that PyTorch pinned, and keeps for the next who asks.
 pub const TORCH_PINNED: &str = "PyTorch, pinned memory";
@@ -95,7 +95,7 @@ pub struct Owner {
     pub through_runtime: bool,
 }
 
-/// Who owns what `stack` asked for. `thread` is the thread's name: NCCL's own threads show no other frame of NCCL
+/// Who owns what `stack` requested. `thread` is the thread's name: NCCL's own threads show no other frame of NCCL
 /// where its library was built without frame pointers or is linked statically.
 pub fn owner(definitions: &dyn Definitions, stack: Option<&Stack>, thread: &str) -> Owner {
     let found = stack.and_then(|stack| by_frames(definitions, stack));

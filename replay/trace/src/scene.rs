@@ -56,7 +56,7 @@ pub fn ledger(text: &str) -> Ledger {
     .unwrap_or_else(|never| match never {})
 }
 
-/// What the devices of a scene were asked.
+/// The requests to the devices of a scene.
 #[must_use]
 pub fn requests(text: &str) -> Trace {
     import::of_recording(&recording(text)).expect("a scene has few streams")

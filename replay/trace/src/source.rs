@@ -221,7 +221,7 @@ impl Source {
         }
     }
 
-    /// What could not be read so far.
+    /// Parts that could not be read so far.
     #[must_use]
     pub fn damages(&self) -> Vec<Damage> {
         match &self.kind {

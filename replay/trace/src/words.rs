@@ -77,7 +77,7 @@ pub fn loops(turns: &[u64]) -> Option<String> {
     let (last, before) = turns.split_last()?;
     if turns.len() > MOST {
         return Some(format!(
-            "{} loops of {} to {} turns were seen",
+            "{} loops of {} to {} iterations were seen",
             turns.len(),
             count(turns[0]),
             count(*last)
@@ -85,8 +85,8 @@ pub fn loops(turns: &[u64]) -> Option<String> {
     }
     let before: Vec<String> = before.iter().map(|n| count(*n)).collect();
     Some(match before.is_empty() {
-        true => format!("several loops of {} turns were seen", count(*last)),
-        false => format!("loops of {} and of {} turns were seen", before.join(", of "), count(*last)),
+        true => format!("several loops of {} iterations were seen", count(*last)),
+        false => format!("loops of {} and of {} iterations were seen", before.join(", of "), count(*last)),
     })
 }
 
@@ -143,9 +143,9 @@ mod tests {
     #[test]
     fn loops_are_listed_if_there_are_few() {
         assert_eq!(loops(&[]), None);
-        assert_eq!(loops(&[15, 1500]).unwrap(), "loops of 15 and of 1,500 turns were seen");
-        assert_eq!(loops(&[1, 2, 3, 4, 9]).unwrap(), "5 loops of 1 to 9 turns were seen");
-        assert_eq!(loops(&[7]).unwrap(), "several loops of 7 turns were seen");
+        assert_eq!(loops(&[15, 1500]).unwrap(), "loops of 15 and of 1,500 iterations were seen");
+        assert_eq!(loops(&[1, 2, 3, 4, 9]).unwrap(), "5 loops of 1 to 9 iterations were seen");
+        assert_eq!(loops(&[7]).unwrap(), "several loops of 7 iterations were seen");
     }
 
     #[test]

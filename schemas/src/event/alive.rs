@@ -9,7 +9,7 @@ const KEY: &str = "process.alive=";
 
 /// The process was seen alive at the time of the note that says this.
 ///
-/// It is an [`EventKind::Note`](super::EventKind::Note) in words, so that a reader that does not know it skips nothing else:
+/// It is an [`EventKind::Note`](super::EventKind::Note) in words, so a reader that does not know it skips nothing else:
 /// `process.alive=events 12 last 8000000000 cpu 15000000 moved 4096`. Words that a reader does not know are left out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 pub struct Alive {

@@ -15,7 +15,7 @@ pub struct Call {
     pub result: Option<i32>,
     /// Device or host address.
     pub addr: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: Bytes,
     /// `CUstream` as given.
     pub stream: u64,
@@ -40,7 +40,7 @@ pub struct Call {
 }
 
 impl Action {
-    /// The action hands out memory.
+    /// The action allocates memory.
     #[must_use]
     pub fn gives(self) -> bool {
         use Action::*;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// What every such note begins with.
 const KEY: &str = "gpu.fault=";
 
-/// What is wrong with a GPU.
+/// A fault of a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
@@ -50,7 +50,7 @@ impl FaultKind {
 /// does not know are left out.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Deserialize, Serialize)]
 pub struct GpuFault {
-    /// What is wrong.
+    /// The fault.
     pub kind: FaultKind,
     /// See [`FaultKind`].
     pub value: u64,

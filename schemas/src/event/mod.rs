@@ -114,7 +114,7 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// What happened.
+/// The events.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EventKind {
     /// A call into the driver.
@@ -155,7 +155,7 @@ const OUT_OF_MEMORY: i32 = 2;
 pub struct OutOfMemory {
     /// Device ordinal, [`NO_DEVICE`] or [`HOST`].
     pub device: i16,
-    /// What was asked for.
+    /// The requested amount.
     pub bytes: Bytes,
 }
 
@@ -181,7 +181,7 @@ impl Event {
     }
 }
 
-/// A block handed out by PyTorch's caching allocator, with PyTorch's own totals just after.
+/// A block allocated by PyTorch's caching allocator, with PyTorch's own totals just after.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockAlloc {
     /// Device ordinal.
@@ -190,7 +190,7 @@ pub struct BlockAlloc {
     pub addr: u64,
     /// Size of the block.
     pub bytes: Bytes,
-    /// What the program asked for, where the request was seen.
+    /// The amount that the program requested, where the request was seen.
     pub requested: Option<Bytes>,
     /// `CUstream` of the request, where it was seen.
     pub stream: Option<u64>,
@@ -225,7 +225,7 @@ pub struct BlockOom {
     pub device: i16,
     /// Bytes PyTorch wanted from the driver (the rounded request).
     pub bytes: Bytes,
-    /// What the program asked for, where the request was seen.
+    /// The amount that the program requested, where the request was seen.
     pub requested: Option<Bytes>,
     /// The `cudaStream_t` that the block would have been of, where the request was seen.
     pub stream: Option<u64>,
@@ -254,7 +254,7 @@ pub struct Wait {
 pub struct Mark {
     /// What begins, ends or happens.
     pub action: MarkAction,
-    /// What it is called.
+    /// Its name.
     pub text: TextId,
     /// Name of its domain; `TextId(0)` is the default one.
     pub domain: TextId,

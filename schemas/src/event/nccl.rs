@@ -39,7 +39,7 @@ pub struct Communicator {
     pub key: Option<i32>,
     /// `NCCL_VERSION_CODE` of the library; 0 unknown.
     pub version: u32,
-    /// What the program asked for in `ncclConfig_t`.
+    /// The amount that the program requested in `ncclConfig_t`.
     pub config: CommConfig,
 }
 
@@ -74,7 +74,7 @@ pub struct CommConfig {
 pub struct NcclEnter {
     /// Which function; `pncclX` is named as `ncclX`.
     pub api: ApiId,
-    /// What it does.
+    /// The operation.
     pub op: NcclOp,
     /// Number of the call in the process, from 1.
     pub call: u64,
@@ -84,7 +84,7 @@ pub struct NcclEnter {
     /// calls that have no order. A call that fails (not `ncclSuccess` or `ncclInProgress`) or whose group was only
     /// simulated gives its number back.
     pub sequence: u64,
-    /// Number of the outermost `ncclGroupStart` that is open on the thread, in the process from 1; 0 outside of groups.
+    /// Number of the outermost `ncclGroupStart` that is open on the thread, in the process from 1; 0 outside groups.
     /// `ncclGroupStart` and `ncclGroupEnd` have that of the group they open or close.
     pub group: u32,
     /// Groups open on the thread before the call.
@@ -126,7 +126,7 @@ pub struct NcclExit {
     pub value: u64,
     /// How long the real function took.
     pub duration: Nanos,
-    /// Whether the GPU's time for it is measured; `None` if nobody asked for that, or it launches nothing.
+    /// Whether the GPU's time for it is measured; `None` if nobody requested that, or it launches nothing.
     pub timed: Option<NcclTimed>,
 }
 

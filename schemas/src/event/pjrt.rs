@@ -22,7 +22,7 @@ pub struct Pjrt {
     pub bytes: Bytes,
     /// `PJRT_Error_Code` of what failed (8: out of memory).
     pub code: i32,
-    /// What PJRT said of what failed, cut.
+    /// PJRT's message about the failure, cut.
     pub text: TextId,
 }
 
@@ -31,7 +31,7 @@ pub struct Pjrt {
 pub struct PjrtExecutable {
     /// `PJRT_LoadedExecutable *`.
     pub executable: u64,
-    /// What it is called: `jit_step`.
+    /// Its name: `jit_step`.
     pub name: TextId,
     /// What one execution needs beside arguments and outputs.
     pub temporary: Option<Bytes>,

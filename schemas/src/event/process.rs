@@ -144,7 +144,7 @@ pub struct Backward {
     pub forward: StackId,
     /// `backward()` was called there, by another thread; 0 unknown, or this thread called it.
     pub caller: StackId,
-    /// Several threads were inside of `backward()`; the one is taken that made the forward operation.
+    /// Several threads were inside `backward()`; the one is taken that made the forward operation.
     pub is_caller_inferred: bool,
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What suspends a process.
+/// The cause of a suspension.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SuspendedBy {
@@ -55,7 +55,7 @@ impl SuspendedBy {
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
-            SuspendedBy::Checkpoint => "by a CUDA checkpoint: it holds no memory on a GPU",
+            SuspendedBy::Checkpoint => "by a CUDA checkpoint: it holds no GPU memory",
             SuspendedBy::Freezer => "by the freezer of its control group",
             SuspendedBy::Signal => "by a signal (SIGSTOP)",
         }

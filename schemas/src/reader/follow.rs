@@ -150,8 +150,7 @@ impl Follower {
         let since = if self.has_moved { known.since } else { process.since };
         if self.has_moved && !is_next {
             let what = format!("segments {} to {}", known.segment + 1, process.segment - 1);
-            let remedy =
-                "the recorder removed them before they were read here; figures since then may be wrong";
+            let remedy = "the recorder removed them before they were read; later figures may be wrong";
             self.trace.lock_damages().push(Damage { offset: 0, bytes: 0, what, remedy });
         }
         self.trace.process = Process { since, ..process };

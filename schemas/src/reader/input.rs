@@ -49,7 +49,7 @@ impl Input {
         let read = (&mut self.source).take(u64::from(header.stored)).read_to_end(stored);
         read.map_err(|error| error.to_string())?;
         if stored.len() != header.stored as usize {
-            return Err(format!("{} bytes of payload where {} were written", stored.len(), header.stored));
+            return Err(format!("{} bytes of payload, but {} were written", stored.len(), header.stored));
         }
         Ok(header)
     }
@@ -63,7 +63,7 @@ impl Input {
             Header::decode(&header).map_err(|why| format!("the block header is unreadable ({why:?})"))?;
         let is_events = [Kind::Events as u8, Kind::Held as u8].contains(&header.kind);
         if header.kind != block.kind || (is_events && header.count != block.count) {
-            return Err("the block is not the one that the index names".to_owned());
+            return Err("the block is not the one in the index".to_owned());
         }
         if header.codec != CODEC_ZSTD {
             return Err(format!("compressed by method {}, which this version does not know", header.codec));
@@ -110,7 +110,7 @@ impl Unfolder {
         let unfolded = self.decompressor.decompress_to_buffer(stored, &mut self.payload);
         let unfolded = unfolded.map_err(|error| error.to_string())?;
         if unfolded != header.raw as usize {
-            return Err(format!("the payload unfolds to {unfolded} bytes instead of {}", header.raw));
+            return Err(format!("the payload decompresses to {unfolded} bytes instead of {}", header.raw));
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ pub fn open_regular(path: impl AsRef<Path>) -> io::Result<File> {
         // Of the file that is named now: whatever becomes of links on the way, it is this one that is opened.
         let real = std::fs::read_link(format!("/proc/self/fd/{}", named.as_raw_fd()))?;
         if !folders.iter().any(|folder| real.starts_with(folder)) {
-            let outside = "it lies outside of the folders that may be read";
+            let outside = "it is outside the folders that may be read";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, outside));
         }
     }

@@ -300,7 +300,7 @@ pub(crate) fn describe(producer: &mut Producer) {
     let text = crate::sys::Text::<320>::new()
         .add(b"attach.late=")
         .number(n as u64)
-        .add(b" words: this process ran already; what it was given before is not in this trace but for PyTorch's blocks, nor is what it calls by addresses that it has copied to its heap");
+        .add(b" words: this process was already running; earlier allocations are not in this trace except PyTorch's blocks, nor are calls by addresses that it has copied to its heap");
     producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
     torch_living::describe(producer);
     let unseen = left + TOO_LARGE.load(Ordering::Relaxed);
@@ -308,7 +308,7 @@ pub(crate) fn describe(producer: &mut Producer) {
         let text = crate::sys::Text::<160>::new()
             .add(b"attach.unseen=")
             .number(unseen as u64)
-            .add(b" words or libraries: more than this library keeps room for");
+            .add(b" words or libraries: more than this library has room for");
         producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
     }
 }

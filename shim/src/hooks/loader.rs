@@ -243,7 +243,7 @@ pub(crate) fn note_unloaded() {
     if let Some(mut lane) = lanes::lane(Start::OnlyIfLive) {
         let producer = lane.producer();
         let at = producer.now();
-        let text = b"driver.unloaded=libcuda.so.1 was unloaded by the program: what was not given back until here went with it";
+        let text = b"driver.unloaded=libcuda.so.1 was unloaded by the program: memory that was not freed by then was freed with it";
         producer.push_raw(at, Kind::Note, &[text]);
     }
 }
@@ -721,7 +721,7 @@ pub(crate) fn describe_bypasses(producer: &mut Producer) {
             };
             if BYPASSES.iter().find(free).is_some() {
                 let text = Text::<512>::new().add(b"loader.bypassed=").add(object.path()).add(
-                    b": it is bound past this library (RTLD_DEEPBIND?): what it asks of the driver is not in this trace",
+                    b": it bypasses this library (RTLD_DEEPBIND?): its calls to the driver are not in this trace",
                 );
                 let at = producer.now();
                 producer.push_raw(at, Kind::Note, &[text.as_bytes()]);

@@ -60,7 +60,7 @@ pub(crate) fn absent(row: u16) -> i32 {
     {
         let text = Text::<256>::new()
             .add(hook.name.to_bytes())
-            .add(b" was called, but this NCCL does not have it: answering ncclInvalidUsage");
+            .add(b" was called, but this NCCL does not have it: returning ncclInvalidUsage");
         say(text.as_bytes());
     }
     INVALID_USAGE

@@ -204,7 +204,7 @@ pub(crate) fn describe(producer: &mut Producer) {
         ABSENT => return,
         REQUESTS => b"torch.requests=seen",
         UNEXPECTED => b"torch.requests=unseen: the allocator does not look like that of PyTorch 1.11 to 2.15",
-        _ => b"torch.requests=unseen: the allocator was not made yet",
+        _ => b"torch.requests=unseen: the allocator did not exist yet",
     };
     let at = producer.now();
     producer.push_raw(at, Kind::Note, &[fact]);

@@ -114,7 +114,7 @@ pub(crate) fn describe(producer: &mut Producer) {
             .add(b" blocks and ")
             .number(N_SEGMENTS.load(Ordering::Relaxed))
             .add(b" segments, as PyTorch's allocator lists them"),
-        HAS_HISTORY => text.add(b"unseen: PyTorch records a history of its own, which takes long to copy"),
+        HAS_HISTORY => text.add(b"unseen: PyTorch records its own history, which takes long to copy"),
         UNLIKE => text.add(b"unseen: the allocator's list does not look like that of PyTorch 2.3 to 2.15"),
         THREW => text.add(b"unseen: the allocator could not list its blocks"),
         _ => text.add(b"unseen: the allocator is not the caching one of PyTorch 2.3 to 2.15"),

@@ -100,8 +100,8 @@ impl Seen {
         if version != 0 {
             text = text.add(b" ").number(u64::from(version));
         }
-        let text =
-            text.add(b": looked up, and unknown to this gputrace: memory it gives out is not in this trace");
+        let text = text
+            .add(b": looked up, but unknown to this gputrace: memory that it allocates is not in this trace");
         let at = producer.now();
         producer.push_raw(at, Kind::Note, &[text.as_bytes()]);
     }

@@ -24,7 +24,7 @@ pub struct Knowledge {
 const MOST_BELOW: u64 = 1 << 30;
 
 impl Knowledge {
-    /// What is known.
+    /// The known facts.
     pub fn facts(&self) -> &[Known] {
         &self.facts
     }

@@ -65,7 +65,7 @@ pub(super) fn checkpoint(
     let most = numbers.iter().copied().max().unwrap_or(0);
     if most == 0 {
         return Err(Unfit(
-            "no layers are found that repeat in the forward pass: nothing is known to be checkpointed".into(),
+            "no layers that repeat were found in the forward pass: it is not known what to checkpoint".into(),
         ));
     }
     if let Chosen::Layers(_, to) = chosen
@@ -76,7 +76,7 @@ pub(super) fn checkpoint(
     // What layers keep, of all that is kept: where that is little, others are meant, or these are not the layers.
     if of_layers.saturating_mul(2) < of_all && !matches!(chosen, Chosen::Layers(..)) {
         return Err(Unfit(format!(
-            "the layers that repeat keep {} % of what the forward pass keeps, so that most of the model is in no layer that is known: `gputrace layers` shows them, and --checkpoint layers:0..{} means these",
+            "repeating layers keep {} % of what the forward pass keeps, so most of the model is in no known layer. `gputrace layers` shows them, and --checkpoint layers:0..{} selects them",
             of_layers.saturating_mul(100) / of_all.max(1),
             most - 1
         )));
@@ -88,7 +88,7 @@ pub(super) fn checkpoint(
     changes.note(
         sure,
         format!(
-            "{most} layers repeat in {}: each keeps its inputs and is computed again in the backward pass",
+            "{most} layers repeat in {}: each keeps its inputs and is recomputed in the backward pass",
             names.join(", ")
         ),
     );
@@ -99,7 +99,7 @@ pub(super) fn checkpoint(
     if dropped > 0 {
         changes.note(
             Sure::Certain,
-            "the cache of keys and values is not filled: libraries switch it off under checkpointing, as it would be filled twice",
+            "the cache of keys and values is not filled: libraries disable it under checkpointing, as it would be filled twice",
         );
     }
     changes.recomputed_share = (forward > 0).then(|| (again as f64 / forward as f64).min(1.0));
@@ -250,7 +250,7 @@ fn has_no_other_layers(recorded: &Program<'_>) -> Result<(), Unfit> {
         return Ok(());
     }
     Err(Unfit(format!(
-        "the code that calls the layers that repeat also calls others, which keep {} % of what the forward pass keeps: `gputrace layers` shows those that repeat, and --checkpoint layers:A..B chooses among them",
+        "the code that calls the repeating layers also calls others, which keep {} % of what the forward pass keeps: `gputrace layers` shows the repeating ones, and --checkpoint layers:A..B selects among them",
         of_others.saturating_mul(100) / of_all.max(1)
     )))
 }

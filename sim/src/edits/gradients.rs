@@ -61,7 +61,7 @@ pub(super) fn clear_gradients(program: &mut Program<'_>) -> Result<(), Unfit> {
             let turn = of_first.get(&key).and_then(|all| all.iter().position(|it| it == index));
             let found = turn.and_then(|turn| here.get(&key)?.get(turn)).copied();
             own.push(found.ok_or_else(|| {
-                Unfit(format!("the gradients of step {} are not to be found among its requests", number + 1))
+                Unfit(format!("the gradients of step {} were not found among its requests", number + 1))
             })?);
         }
         for (offset, index) in (1..).zip(&own) {
@@ -81,7 +81,7 @@ pub(super) fn clear_gradients(program: &mut Program<'_>) -> Result<(), Unfit> {
 pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit> {
     if let Some(step) = program.steps.iter().find(|step| step.passes.len() > 1) {
         return Err(Unfit(format!(
-            "the recorded run accumulates over {} backward passes already: record one that does not",
+            "the recorded run already accumulates over {} backward passes: record one that does not",
             step.passes.len()
         )));
     }

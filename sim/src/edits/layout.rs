@@ -44,7 +44,7 @@ pub(super) fn spread(
                 install(program, optimizer, way, &|sizes| sizes);
                 note_optimizer(optimizer, changes);
             }
-            changes.note(Sure::Range, "DDP keeps every gradient once more, in buckets of 1 MiB and 25 MiB; gradient_as_bucket_view=True would save that");
+            changes.note(Sure::Range, "DDP keeps a second copy of every gradient, in buckets of 1 MiB and 25 MiB; gradient_as_bucket_view=True would save that");
         }
         Layout::Zero1(n) => {
             let (optimizer, way) = optimizer.ok_or_else(unknown_optimizer)?;
@@ -53,7 +53,7 @@ pub(super) fn spread(
             note_optimizer(optimizer, changes);
             changes.note(
                 Sure::Range,
-                format!("the process with the most of the optimizer's state, of {n}: whole parameters go to the one that has least"),
+                format!("of {n} processes, the one with most optimizer state: each parameter goes as a whole to the process with the least"),
             );
         }
         Layout::Fsdp(n) => {
@@ -69,7 +69,7 @@ pub(super) fn spread(
             );
         }
     }
-    changes.note(Sure::Certain, "NCCL's own buffers come on top: they are not PyTorch's memory");
+    changes.note(Sure::Certain, "NCCL's own buffers are not included: they are not PyTorch's memory");
     Ok(())
 }
 
@@ -155,7 +155,7 @@ fn shard(program: &mut Program<'_>, n: u64) -> Result<usize, Unfit> {
     let steps = program.steps.clone();
     let Some(first) = steps.iter().find(|step| !step.spans.is_empty()) else {
         return Err(Unfit(
-            "no layers are found that repeat in the forward pass: what to shard one by one is not known"
+            "no layers that repeat were found in the forward pass: it is not known what to shard separately"
                 .into(),
         ));
     };

@@ -204,10 +204,7 @@ impl Edits {
         let mut program = recorded.clone();
         let mut changes = Changes::default();
         if recorded.has_failed() {
-            changes.note(
-                Sure::Guess,
-                "the recorded run ran out of memory: what it would have asked for later is not known",
-            );
+            changes.note(Sure::Guess, "the recorded run ran out of memory: its later requests are not known");
         }
         let is_of_activations = self.precision.is_some()
             || self.lora.is_some()
@@ -223,13 +220,13 @@ impl Edits {
             ));
         }
         if recorded.has_private_pools() {
-            changes.note(Sure::Guess, "the program has memory pools of its own, as CUDA graphs have: edits inside of them are assumed to be possible");
+            changes.note(Sure::Guess, "the program has its own memory pools, as CUDA graphs do: edits inside them are assumed to be possible");
         }
         let moves_tensors = self.checkpoint.is_some() || self.offload.is_some() || self.precision.is_some();
         if recorded.is_generated() && (moves_tensors || self.lora.is_some() || self.freeze.is_some()) {
             changes.note(
                 Sure::Guess,
-                "compiled code asks for memory: for another program, other code is generated",
+                "compiled code requests memory: for another program, other code is generated",
             );
         }
         let is_of_whole_step = self.precision.is_some()
@@ -246,7 +243,7 @@ impl Edits {
         if updates_again && !optimizer::is_in_order(recorded) {
             changes.note(
                 Sure::Range,
-                "the recorded optimizer has its parameters in another order than the model, as in groups: the order of its requests is assumed",
+                "the recorded optimizer orders its parameters differently from the model, as with groups: the order of its requests is assumed",
             );
         }
         if matches!(self.layout, Some(Layout::Fsdp(_))) {
@@ -256,7 +253,7 @@ impl Edits {
             changes.note(
                 Sure::Range,
                 format!(
-                    "the recorded optimizer held up to {}, and torch.optim with default arguments holds {}: it has other arguments, or is another one",
+                    "the recorded optimizer held up to {}, and torch.optim with default arguments holds {}: it has other arguments, or is another optimizer",
                     iec(was),
                     iec(is)
                 ),
@@ -265,7 +262,7 @@ impl Edits {
         if updates_again && recorded.scales_gradients() {
             changes.note(
                 Sure::Range,
-                "the program scales its gradients: which steps are skipped, and when the state is made, depends on the data",
+                "the program scales its gradients: the data determines which steps are skipped, and when the state is created",
             );
         }
         let optimizer = self.optimizer_after(recorded)?;
@@ -280,7 +277,7 @@ impl Edits {
                 gradients::freeze(&mut program, &|number, n| (number as f64) < (share * n as f64).floor())?;
             changes.note(
                 Sure::Range,
-                format!("{n} parameters are frozen: no gradient, no state, and the backward pass ends at the first that is trained"),
+                format!("{n} parameters are frozen: no gradient, no state, and the backward pass ends at the first trained one"),
             );
         }
         if let Some(chosen) = self.checkpoint {
@@ -294,7 +291,7 @@ impl Edits {
                 gradients::clear_gradients(&mut program)?;
                 changes.note(
                     Sure::Range,
-                    "gradients are taken for what the recorded backward pass asks for to add to those of before",
+                    "requests of the recorded backward pass are taken for gradients, to be added to earlier ones",
                 );
             }
             Some(false) => gradients::keep_gradients(&mut program),
@@ -303,7 +300,7 @@ impl Edits {
         if let Some(n) = self.accumulate {
             gradients::accumulate(&mut program, n)?;
             if !recorded.steps_are_equal() {
-                changes.note(Sure::Range, "the recorded steps ask for different sizes: the micro-batches of a step are copies of one of them");
+                changes.note(Sure::Range, "the recorded steps request different sizes: the micro-batches of a step are copies of one of them");
             }
         }
         if let Some(layout) = self.layout {
@@ -360,7 +357,7 @@ impl Edits {
         let is_of_adam = matches!(optimizer, Some(Optimizer::Adam | Optimizer::AdamW));
         if self.way.is_some() && !is_of_adam {
             return Err(Unfit(
-                "--adam is about Adam and AdamW, and the optimizer is neither: name one with --optimizer"
+                "--adam is for Adam and AdamW, and the optimizer is neither: name one with --optimizer"
                     .into(),
             ));
         }
@@ -372,10 +369,7 @@ impl Edits {
 }
 
 fn unknown_optimizer() -> Unfit {
-    Unfit(
-        "the recorded optimizer is not one of torch.optim that is known here: name one with --optimizer"
-            .into(),
-    )
+    Unfit("the recorded optimizer is not a known one of torch.optim: name one with --optimizer".into())
 }
 
 fn note_optimizer(optimizer: Optimizer, changes: &mut Changes) {
@@ -390,7 +384,7 @@ fn note_optimizer(optimizer: Optimizer, changes: &mut Changes) {
         ),
         Optimizer::Adam8bit => changes.note(
             Sure::Range,
-            "states of 8 bits with scales for blocks of 256, as in bitsandbytes; its tables and staging buffers are not included",
+            "8-bit states with scales for blocks of 256, as in bitsandbytes; its tables and staging buffers are not included",
         ),
         Optimizer::Sgd | Optimizer::Momentum | Optimizer::Adam | Optimizer::AdamW => {}
     }

@@ -71,7 +71,7 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
     let mib = moved.div_ceil(1 << 20);
     changes.note(
         Sure::Range,
-        format!("{mib} MiB go to pinned memory of the host and back in every step; at most, an operation also copies its largest parameter back"),
+        format!("{mib} MiB go to pinned host memory and back in every step; at most, an operation also copies its largest parameter back"),
     );
     Ok(())
 }

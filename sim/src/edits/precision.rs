@@ -39,19 +39,21 @@ pub(super) fn cast(
 ) -> Result<(), Unfit> {
     let nodes = Nodes::of(program);
     if precision == Precision::Fp32 {
-        return Err(Unfit("a trace does not say which tensors are in 16 bits, so that it cannot be known what they would be in 32".into()));
+        return Err(Unfit(
+            "a trace does not show which tensors are in 16 bits, so their 32-bit sizes are not known".into(),
+        ));
     }
     if !nodes.has_names {
         return Err(Unfit(
-            "the trace has no names of autograd's nodes: what runs in 16 bits is not known".into(),
+            "the trace has no names of autograd nodes: it is not known what runs in 16 bits".into(),
         ));
     }
     if nodes.has_casts {
-        return Err(Unfit("the recorded run casts between formats already: record one in 32 bits".into()));
+        return Err(Unfit("the recorded run already casts between formats: record one in 32 bits".into()));
     }
     if nodes.has_recurrences {
         return Err(Unfit(
-            "the model has a recurrent network in one operation of cuDNN: what that keeps in 16 bits is not known"
+            "the model has a recurrent network in one cuDNN operation: it is not known what it keeps in 16 bits"
                 .into(),
         ));
     }
@@ -75,7 +77,7 @@ pub(super) fn cast(
     }
     program.tensors.append(&mut casting.added);
     program.settle();
-    changes.note(Sure::Range, "the recorded run is assumed to be in 32 bits; which format an operation uses follows from its autograd node, other kernels may need other workspaces");
+    changes.note(Sure::Range, "the recorded run is assumed to be in 32 bits; the format of an operation follows from its autograd node, and other kernels may need other workspaces");
     if precision == Precision::Bf16 {
         changes.note(
             Sure::Range,
@@ -303,7 +305,7 @@ pub(super) fn adapt(
     let nodes = Nodes::of(program);
     if !nodes.has_names {
         return Err(Unfit(
-            "the trace has no names of autograd's nodes: which operations are matrix products is not known"
+            "the trace has no names of autograd nodes: it is not known which operations are matrix products"
                 .into(),
         ));
     }
@@ -379,7 +381,7 @@ pub(super) fn adapt(
     }
     if n_adapted == 0 {
         return Err(Unfit(
-            "no matrix products with trained parameters are found: there is nothing to adapt".into(),
+            "no matrix products with trained parameters were found: there is nothing to adapt".into(),
         ));
     }
     let n = program.tensors.len();

@@ -38,7 +38,7 @@ pub enum Purpose {
     Other,
 }
 
-/// In which part of a training step a tensor was asked for.
+/// In which part of a training step a tensor was requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// While the model was made or moved.
@@ -53,7 +53,7 @@ pub enum Phase {
     Outside,
 }
 
-/// What is known about one recorded request.
+/// The facts known about one recorded request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Known {
     /// What it was for.
@@ -64,7 +64,7 @@ pub struct Known {
     pub time: u64,
 }
 
-/// What is known about a recorded training run beside its requests.
+/// The facts known about a recorded training run beside its requests.
 #[derive(Clone, Debug, Default)]
 pub struct Understood {
     /// Of each allocation of the stream, by its number.
@@ -212,11 +212,11 @@ impl<'a> Program<'a> {
             History::Complete => {}
         }
         if understood.of.len() != stream.allocations.len() {
-            return Err(Unfit("what its tensors are for is not known".into()));
+            return Err(Unfit("the roles of its tensors are not known".into()));
         }
         if understood.passes.is_empty() {
             return Err(Unfit(
-                "it has no backward pass: this takes a training run of PyTorch with call stacks".into(),
+                "it has no backward pass: `whatif` needs a PyTorch training run with call stacks".into(),
             ));
         }
         let mut program = Program {
@@ -606,7 +606,7 @@ impl<'a> Program<'a> {
     pub(super) fn part_at(&self, at: u64) -> &'static str {
         let step = self.steps.partition_point(|step| step.begin <= at);
         let Some(step) = step.checked_sub(1).map(|index| &self.steps[index]) else {
-            return "the making of the model";
+            return "the construction of the model";
         };
         match () {
             () if at < step.passes[0].0 => "the forward pass",

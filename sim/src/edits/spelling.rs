@@ -49,7 +49,7 @@ impl Chosen {
         let parsed = match text.split_once(':') {
             None if text == "all" => Some(Chosen::All),
             None if text == "selective" => {
-                return Err("which operations `selective` would save is not in a trace; write all, every:2 or layers:0..5".into());
+                return Err("a trace does not show which operations `selective` would save; write all, every:2 or layers:0..5".into());
             }
             Some(("every", n)) => number(n).filter(|n| *n > 0).map(Chosen::Every),
             Some(("layers", range)) => range.split_once("..").and_then(|(from, to)| {

@@ -33,7 +33,7 @@ pub enum Capture {
     MemPool,
 }
 
-/// What the program asks for.
+/// A request of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Bytes, before any rounding; never 0.
@@ -236,7 +236,7 @@ pub fn by_name(name: &str) -> Result<&'static PolicyEntry, OptionError> {
     POLICIES.iter().find(|entry| entry.name == name).ok_or_else(|| {
         let known: Vec<&str> = POLICIES.iter().map(|entry| entry.name).collect();
         let meant = meant(name, &known);
-        OptionError(format!("no policy is called `{name}`{meant}; there are {}", known.join(", ")))
+        OptionError(format!("no policy is called `{name}`{meant}; policies are {}", known.join(", ")))
     })
 }
 

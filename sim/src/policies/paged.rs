@@ -13,7 +13,7 @@ use crate::ranges::{Fit, Ranges, Segments, range_of};
 
 pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     name: "paged",
-    summary: "pages of 2 MiB behind any addresses: what virtual memory could gain at most",
+    summary: "pages of 2 MiB at any address: an upper bound of what virtual memory could gain",
     options: "page=BYTES (2MiB)",
     fidelity: Fidelity::Model,
     build: |build| Ok(Box::new(paged(build, Contiguous::Never)?)),

@@ -15,7 +15,7 @@ use crate::policies::{Fidelity, OutOfMemory, Policy, PolicyEntry, Request, key_v
 
 pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     name: "stalloc",
-    summary: "STAlloc: offsets planned for a whole turn of the training loop, best fit for the rest",
+    summary: "STAlloc: offsets planned for a whole training step, best fit for the rest",
     options: "none",
     fidelity: Fidelity::Model,
     build: |build| {

@@ -42,7 +42,7 @@ impl Known {
     }
 }
 
-/// What becomes of a prediction under an allocator.
+/// The fate of a prediction under an allocator.
 #[derive(Clone, Debug)]
 pub struct Forecast {
     /// Of the best guess.
@@ -60,7 +60,7 @@ pub struct Forecast {
 }
 
 impl Prediction<'_> {
-    /// What becomes of it under an allocator.
+    /// Its fate under an allocator.
     ///
     /// # Errors
     /// When there is no such policy or it does not understand its options.
@@ -83,7 +83,7 @@ impl Prediction<'_> {
                 Done::Other(outcome) => guessed.push(*outcome),
             }
         }
-        let answer = answer.ok_or_else(|| OptionError("nothing came of its replay".into()))?;
+        let answer = answer.ok_or_else(|| OptionError("its replay had no result".into()))?;
         let peaks = |outcome: &Outcome| (outcome.books.reserved.peak, outcome.books.allocated.peak);
         let (_, allocated) = peaks(&answer.outcome);
         let (mut reserved, mut allocated) = (answer.peak_reserved_range, (allocated, allocated));

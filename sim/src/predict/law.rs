@@ -48,7 +48,7 @@ pub struct Term {
 /// A sum of terms.
 pub type Law = Vec<Term>;
 
-/// What is known about a law.
+/// The facts known about a law.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Standing {
     /// More points than terms, and all are met.
@@ -68,7 +68,7 @@ pub enum Standing {
 pub struct Fit {
     /// The best first. The range of a prediction is that of all of them.
     pub laws: Vec<Law>,
-    /// What is known about the best.
+    /// The facts known about the best.
     pub standing: Standing,
 }
 
@@ -191,7 +191,7 @@ impl Basis {
         Fit { laws: [vec![best], fit.laws].concat(), ..fit }
     }
 
-    /// The same with no power above `most`, through the same sizes at a point: what hangs on the data as well has no sides that
+    /// The same with no power above `most`, through the same sizes at a point: what depends on the data as well has no sides that
     /// nothing else of the program has. And by `scatter` more and less than the best.
     pub fn flattened(&self, fit: Fit, at: &[u64], most: &[u8], scatter: Option<f64>) -> Fit {
         let flattened = |law: Law| match law[..] {

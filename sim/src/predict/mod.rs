@@ -67,7 +67,7 @@ const MOST_REQUESTS: usize = 1 << 25;
 pub struct Run<'a> {
     /// The value of each variable.
     pub at: Vec<u64>,
-    /// What one device's allocator was asked.
+    /// The requests to one device's allocator.
     pub stream: &'a OpStream,
 }
 
@@ -86,7 +86,7 @@ pub fn largest(runs: &[Run]) -> usize {
 pub enum Unpredictable {
     /// There are no two different points.
     #[error(
-        "two runs with other values are needed at least: one shows what is asked for, the other what it grows with"
+        "at least two runs with different values are needed: one shows the requests, the other how they scale"
     )]
     OnePoint,
     /// A value that nothing can be in proportion to, or too many.
@@ -96,14 +96,14 @@ pub enum Unpredictable {
     #[error("a run cannot be replayed: {0}")]
     Broken(String),
     /// A single request would be for more than any device has.
-    #[error("a single request would be for {}: no device has that much", iec(*.0))]
+    #[error("a single request would be {}: no device has that much", iec(*.0))]
     TooMuch(u64),
     /// A prediction would hold more requests than can be simulated.
-    #[error("more than {MOST_REQUESTS} requests would be made there")]
+    #[error("the program would make more than {MOST_REQUESTS} requests")]
     TooLarge,
 }
 
-/// What a program asks for, as laws in its variables.
+/// Requests of a program, as laws in its variables.
 pub struct Model<'a> {
     base: usize,
     runs: Vec<Run<'a>>,
@@ -146,7 +146,7 @@ struct Alike {
     sizes: Box<[u64]>,
 }
 
-/// What is not known of a prediction, and why.
+/// The unknown parts of a prediction, and why.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Open {
     /// Why.
@@ -190,9 +190,9 @@ pub enum Why {
     Missing,
 }
 
-/// What a program would ask for at a point.
+/// The requests of a program at a point.
 pub struct Prediction<'a> {
-    /// What is known of it, and what is not.
+    /// The known facts, and the unknown ones.
     pub known: Arc<Known>,
     /// The best guess.
     pub best: OpStream,
@@ -201,12 +201,12 @@ pub struct Prediction<'a> {
     others: Option<Others<'a>>,
 }
 
-/// What is known of what a program would ask for at a point, and what is not.
+/// The facts known about what a program would ask for at a point, and what is not.
 #[derive(Clone, Debug)]
 pub struct Known {
     /// The value of each variable.
     pub at: Vec<u64>,
-    /// What is not known.
+    /// The unknown parts.
     pub open: Vec<Open>,
     /// What is live when most is, by what it grows with, most first.
     pub shares: Vec<Share>,
@@ -305,7 +305,7 @@ impl<'a> Model<'a> {
         self.n_left_out
     }
 
-    /// Whether code that was generated for one size asks for memory: for another size it is other code.
+    /// Whether code that was generated for one size requests memory: for another size it is other code.
     pub fn has_generated_code(&self) -> bool {
         self.base().stream.stacks.frames.iter().any(|frame| is_generated(&frame.file))
     }
@@ -528,7 +528,7 @@ impl<'a> Model<'a> {
     /// What the program would ask for at a point.
     ///
     /// # Errors
-    /// When the point has no value for a variable, or more would be asked for than can be simulated.
+    /// When the point has no value for a variable, or more would be requested than can be simulated.
     pub fn predict(&self, at: &[u64]) -> Result<Prediction<'_>, Unpredictable> {
         if at.len() != self.base().at.len() || at.contains(&0) {
             return Err(Unpredictable::NoPoint);

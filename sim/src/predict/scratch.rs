@@ -70,7 +70,7 @@ pub(super) fn optional(stream: &OpStream, scratch: &[Scratch]) -> FxHashSet<Allo
     (0..).map(AllocId).zip(scratch).filter(is_optional).map(|(id, _)| id).collect()
 }
 
-/// Whether a recorded run ended for want of memory: a convolution that is refused its workspace takes another algorithm, and more is asked for.
+/// Whether a recorded run ended for lack of memory: a convolution that is refused its workspace takes another algorithm, and more is requested.
 #[must_use]
 pub fn ran_out(stream: &OpStream) -> bool {
     let of_conv = stream.stacks.having(is_of_convolution);

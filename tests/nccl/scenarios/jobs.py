@@ -442,7 +442,7 @@ def waits_in_a_group_before_there_is_one_of_all():
     hang()
 
 
-@fault("rank_stuck", [1], communicator="the group of all 4 ranks made at jobs.py:{second}", sequence=0)
+@fault("rank_stuck", [1], communicator="the group of all 4 ranks created at jobs.py:{second}", sequence=0)
 def waits_in_the_second_of_two_groups_of_all():
     first = nccl.init("first")
     second = nccl.init("second")  # second

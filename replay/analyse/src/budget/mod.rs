@@ -50,26 +50,26 @@ macro_rules! rows {
 }
 
 rows! {
-    Weights "weights" "weights" "PyTorch's blocks with the role of weights or parameters",
-    KvCache "kv_cache" "KV cache" "PyTorch's blocks with the role of a key-value cache",
-    Activations "activations" "activations" "PyTorch's blocks that come and go with a request or a step",
-    Gradients "gradients" "gradients" "PyTorch's blocks with the role of gradients",
-    Optimizer "optimizer" "optimizer state" "PyTorch's blocks with the role of optimizer state",
-    Tensors "tensors" "other tensors" "PyTorch's blocks with another role, or none",
-    Graphs "graphs" "CUDA graphs' pools" "private pools of PyTorch's that graphs were captured into, with what is free in them: nobody else may use that",
-    GraphExecs "graph_execs" "CUDA graphs, by driver" "what the driver keeps for executable graphs and for nodes that allocate; partly an estimate",
-    Workspaces "workspaces" "workspaces" "PyTorch's blocks for cuBLAS",
-    Nccl "nccl" "NCCL" "what NCCL asked the driver for",
-    Libraries "libraries" "libraries" "what other libraries asked the driver for",
-    Jax "jax" "JAX/XLA" "what JAX's allocator asked the driver for",
-    Application "application" "the program itself" "what the program asked the driver for, past any library, or nobody knows who",
-    Context "context" "CUDA context" "estimate: what the process was charged more after it had made a context",
-    Code "code" "code of kernels" "estimate: what the process was charged more after it had loaded modules",
-    Driver "driver" "driver's pools, peers" "estimate: kept by stream-ordered pools, and page tables for memory of others",
-    Stranded "stranded" "free, stranded" "free in PyTorch's segments beside something in use (inactive split): the driver cannot have it back",
-    Cached "cached" "free, cached" "segments of PyTorch's that are wholly free: empty_cache gives them back",
-    Rounding "rounding" "page rounding" "what the driver's pages hold beyond what was asked for",
-    Unaccounted "unaccounted" "unaccounted" "what is left of the driver's figure",
+    Weights "weights" "weights" "PyTorch blocks with the role of weights or parameters",
+    KvCache "kv_cache" "KV cache" "PyTorch blocks with the role of a key-value cache",
+    Activations "activations" "activations" "PyTorch blocks that come and go with a request or a step",
+    Gradients "gradients" "gradients" "PyTorch blocks with the role of gradients",
+    Optimizer "optimizer" "optimizer state" "PyTorch blocks with the role of optimizer state",
+    Tensors "tensors" "other tensors" "PyTorch blocks with another role, or none",
+    Graphs "graphs" "CUDA graphs' pools" "private PyTorch pools with captured graphs, including their free memory: nothing else may use it",
+    GraphExecs "graph_execs" "CUDA graphs, by driver" "memory that the driver keeps for executable graphs and for nodes that allocate; partly an estimate",
+    Workspaces "workspaces" "workspaces" "PyTorch blocks for cuBLAS",
+    Nccl "nccl" "NCCL" "memory that NCCL requested from the driver",
+    Libraries "libraries" "libraries" "memory that other libraries requested from the driver",
+    Jax "jax" "JAX/XLA" "memory that JAX's allocator requested from the driver",
+    Application "application" "the program itself" "memory that the program requested from the driver without a library, or with an unknown owner",
+    Context "context" "CUDA context" "estimate: increase in charged memory when a context was created",
+    Code "code" "kernel code" "estimate: increase in charged memory when modules were loaded",
+    Driver "driver" "driver's pools, peers" "estimate: memory kept by stream-ordered pools, and page tables for imported memory",
+    Stranded "stranded" "free, stranded" "free in PyTorch segments beside a block in use (inactive split): the driver cannot have it back",
+    Cached "cached" "free, cached" "PyTorch segments that are wholly free: empty_cache releases them",
+    Rounding "rounding" "page rounding" "memory in the driver's pages beyond the requested sizes",
+    Unaccounted "unaccounted" "unaccounted" "the remainder of the driver's figure",
 }
 
 /// Where the sum of the rows comes from.
@@ -102,13 +102,13 @@ pub struct Bill {
     pub time: Nanos,
     /// Bytes of each row; those without any are left out.
     pub rows: BTreeMap<Row, i64>,
-    /// What they add up to.
+    /// Their sum.
     pub total: i64,
     /// Where that comes from.
     pub figure: Figure,
     /// When NVML was asked.
     pub sampled: Option<Nanos>,
-    /// What was handed out is what it was when NVML was asked.
+    /// What was allocated is what it was when NVML was asked.
     pub is_sampled_then: bool,
     /// Used by others, and reserved by the driver; where the card's figure is known.
     pub others: Option<i64>,
@@ -163,7 +163,7 @@ pub struct Budget {
     pub device: i16,
     /// The moments, in the order of the table.
     pub columns: Vec<Column>,
-    /// The two moments that were asked for.
+    /// The two moments that were requested.
     pub between: Option<(Column, Column)>,
     /// Lives of this device that are of a cache which is held long: indexes, ascending.
     pub cache: Vec<usize>,
@@ -171,7 +171,7 @@ pub struct Budget {
 
 /// Budgets of all devices with memory, and what they were made from.
 pub struct Budgets {
-    /// What happened.
+    /// The events.
     pub story: Story,
     /// One for each device.
     pub devices: Vec<Budget>,
@@ -266,7 +266,7 @@ impl Watch for Course {
     }
 }
 
-/// The budgets of all devices, at their moments and between two that are asked for.
+/// The budgets of all devices, at their moments and between two that are requested.
 ///
 /// # Errors
 /// There is no such mark, in words.
@@ -401,7 +401,7 @@ impl Course {
             served = held;
         }
         if let Some(place) = self.highest.places().get(&device) {
-            let why = "the driver had handed out most, and of that time PyTorch had most in use";
+            let why = "allocated memory was at its highest, and within that time PyTorch had most in use";
             columns.push((*place, "peak".to_owned(), why.to_owned()));
         }
         let is_over = story.complete && !story.is_running && story.end().is_none_or(End::is_own);
@@ -409,10 +409,12 @@ impl Course {
         let last = asked.iter().rev().find(|(_, held)| *held >= served / 2).filter(|_| is_over);
         let (place, why) = match last {
             Some((last, _)) if served > 0 => {
-                (*last, "memory was asked for last, while weights and caches were there; then it ended")
+                (*last, "the last request, while weights and caches existed; then the program ended")
             }
-            Some((last, _)) => (*last, "memory was asked for last; then the program ended"),
-            None if story.is_running => (self.n_events, "as far as the trace goes: the process runs"),
+            Some((last, _)) => (*last, "the last request; then the program ended"),
+            None if story.is_running => {
+                (self.n_events, "the end of the trace so far: the process is still running")
+            }
             None => (self.n_events, "the last event"),
         };
         let name = if story.is_running { "now" } else { "end" };
@@ -444,12 +446,12 @@ impl Course {
         let after = self.graphs.iter().skip_while(|(at, _)| *at <= place);
         let captured = after.take_while(|(_, is_launch)| !is_launch);
         let n = captured.clone().count();
-        let what = "weights and caches are there";
+        let what = "weights and caches exist";
         Some(match captured.last() {
             None => (place, what.to_owned(), most),
             Some((last, _)) => {
-                let graphs = if n == 1 { "the graph that was" } else { "the graphs that were" };
-                (*last, format!("{what}, and {graphs} captured before one ran ({n})"), most)
+                let graphs = if n == 1 { "graph" } else { "graphs" };
+                (*last, format!("{what}, and {n} {graphs} had been captured before the first launch"), most)
             }
         })
     }
@@ -493,7 +495,7 @@ impl Course {
         }
         match known.is_empty() {
             true => format!("no NVTX mark `{wanted}`: the program made none (use times: 10s,20s)"),
-            false => format!("no NVTX mark `{wanted}` (from there on); there are {}", known.join(", ")),
+            false => format!("no NVTX mark `{wanted}` (from there on); the marks are {}", known.join(", ")),
         }
     }
 }

@@ -216,7 +216,7 @@ fn a_server_is_ready_when_its_graphs_are_captured_too() {
     let found = of(&server(), None);
     let ready = &found.devices[0].columns[0];
     assert_eq!(ready.name, "ready");
-    assert_eq!(ready.why, "weights and caches are there, and the graph that was captured before one ran (1)");
+    assert_eq!(ready.why, "weights and caches exist, and 1 graph had been captured before the first launch");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn a_mark_that_is_not_there_is_an_error_that_names_those_that_are() {
     let source = Source::of("server.gtr", recording(&server()));
     let marks = ["wake", "sleep"].map(|name| Instant::Mark(name.into()));
     let error = budgets(&source, &Categories::default(), Some(&marks)).err();
-    assert_eq!(error.as_deref(), Some("no NVTX mark `sleep` (from there on); there are sleep, wake"));
+    assert_eq!(error.as_deref(), Some("no NVTX mark `sleep` (from there on); the marks are sleep, wake"));
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub fn reply(
         json.push(device_json(budgets, budget, &settings));
     }
     if sections.is_empty() {
-        let nothing = Section::new("budget", "Budget").line(Mood::Note, "no memory of a device was held");
+        let nothing = Section::new("budget", "Budget").line(Mood::Note, "no device memory was held");
         sections.push(nothing);
     }
     // What the file does not hold comes first.
@@ -97,7 +97,7 @@ fn table(budgets: &Budgets, budget: &Budget) -> Section {
     let carried: Vec<String> = budget.columns.iter().filter_map(|column| carried(budgets, column)).collect();
     if !carried.is_empty() {
         let text = format!(
-            "NVML was not asked at these instants; what it charged beyond what was handed out is of {}",
+            "NVML was not queried at these instants; the figure beyond allocated memory is from {}",
             carried.join(", ")
         );
         section = section.line(Mood::Note, text);
@@ -133,19 +133,17 @@ fn figure(bill: &Bill) -> (Mood, String) {
     match bill.figure {
         Figure::Process => (
             Mood::Note,
-            "the rows add up to what NVML charged to the process; context, code and what the driver keeps are estimates, \
-             and unaccounted is the rest, with its sign"
+            "the rows add up to the memory that NVML charged to the process; context, code and driver reserves are estimates, and unaccounted is the signed remainder"
                 .to_owned(),
         ),
         Figure::Card => (
             Mood::Warning,
-            "NVML does not know the process: the rows add up to what is used of the whole card, and unaccounted has the \
-             context, code, and all other processes in it"
+            "NVML does not know the process: the rows add up to the memory in use on the whole card, and unaccounted includes the context, code and all other processes"
                 .to_owned(),
         ),
         Figure::HandedOut => (
             Mood::Warning,
-            "no figure of the driver's is in the trace: the rows add up to what was handed out; context and code are not known"
+            "the trace has no figure from the driver: the rows add up to allocated memory; context and code are not known"
                 .to_owned(),
         ),
     }
@@ -195,7 +193,7 @@ fn graphs(budgets: &Budgets, budget: &Budget) -> Option<Section> {
         .sum();
     let shared = reserved.saturating_sub(held);
     let text = format!(
-        "at `{}`, blocks of single graphs are {}; the other {} of their pools (at most) are shared: any graph of a pool writes there",
+        "at `{}`, blocks of single graphs are {}; at most {} more of their pools is shared: any graph of a pool may write there",
         column.name,
         bytes(Bytes(held)),
         bytes(Bytes(shared))
@@ -272,7 +270,7 @@ fn between(budgets: &Budgets, budget: &Budget) -> Option<Section> {
             ("row", "what"),
             ("before_bytes", "before"),
             ("after_bytes", "after"),
-            ("given_back_bytes", "given back"),
+            ("given_back_bytes", "freed"),
             ("kept_bytes", "kept"),
         ],
     );
@@ -297,7 +295,7 @@ fn between(budgets: &Budgets, budget: &Budget) -> Option<Section> {
         signed(before.bill.total - after.bill.total),
         Value::Missing,
     ]);
-    let title = format!("Between {} and {}: who gave back", before.name, after.name);
+    let title = format!("Memory freed between {} and {}", before.name, after.name);
     let lines = keepers(before, after);
     let lines = Table::of(
         "keepers",
@@ -306,14 +304,13 @@ fn between(budgets: &Budgets, budget: &Budget) -> Option<Section> {
             ("row", "what", &|it| Value::text(it.row.name())),
             ("kept_bytes", "kept", &|it| Value::Bytes(Bytes(it.bytes))),
             ("objects", "objects", &|it| Value::Count(it.objects)),
-            ("pinned_bytes", "holds free", &|it| Value::Bytes(Bytes(it.pins))),
+            ("pinned_bytes", "pins free", &|it| Value::Bytes(Bytes(it.pins))),
             ("call_site", "line", &|it| Value::text(story.ledger.sites.site_name(it.site))),
         ],
     );
     let when = |column: &Column| time(story.since_start(column.bill.time));
     let text = format!(
-        "from {} to {}. Kept is what was held at both; `holds free` is the most that a block of the line keeps in one segment beside \
-         what is in use there, which empty_cache cannot give back",
+        "from {} to {}. `kept` is memory held at both instants. `pins free` is the most free memory in one segment that a block of the line keeps from empty_cache",
         when(before),
         when(after)
     );

@@ -78,11 +78,11 @@ impl Settings {
 
 impl Course<'_> {
     fn found(&self, trace: &Trace) -> Result<Found, String> {
-        let device = u32::try_from(self.budget.device).map_err(|_| "it is not known which device it was")?;
+        let device = u32::try_from(self.budget.device).map_err(|_| "the device is not known")?;
         let stream = trace.devices.iter().find(|stream| stream.device == device);
         let stream = stream.ok_or("it holds no memory that could be replayed")?;
         if !stream.settings.is_torch() {
-            return Err("its memory is not PyTorch's: nothing can be replayed with other settings".into());
+            return Err("its memory is not PyTorch's: it cannot be replayed with other settings".into());
         }
         let limit = self.limit();
         let machine = Machine { limit: limit.as_ref().map(|(limit, _)| Bytes(*limit)), ..self.machine };
@@ -139,10 +139,10 @@ impl Course<'_> {
     /// What the process may use, and why.
     fn limit(&self) -> Option<(u64, String)> {
         if let Some(limit) = self.machine.limit {
-            return Some((limit.0, "as asked for".into()));
+            return Some((limit.0, "as requested".into()));
         }
         if let Some(card) = self.machine.device_memory {
-            return Some((card.0, "the card that was asked about".into()));
+            return Some((card.0, "the given card".into()));
         }
         let (card, peak) = (self.card()?, self.budget.columns.iter().find(|column| column.name == "peak"));
         let others = peak.and_then(|peak| peak.bill.others).and_then(|others| u64::try_from(others).ok());
@@ -154,7 +154,7 @@ impl Course<'_> {
         );
         let left = card.saturating_sub(others);
         match self.mps_limit().filter(|limit| *limit < left) {
-            Some(limit) => Some((limit, "what MPS lets the process have".into())),
+            Some(limit) => Some((limit, "the memory that MPS allows the process".into())),
             None => Some((left, why)),
         }
     }
@@ -180,7 +180,7 @@ impl Course<'_> {
         let requests: Vec<AllocId> = stream.initial_allocs.iter().copied().chain(requests).collect();
         let is_one = |((_, addr), id): (&(usize, u64), &AllocId)| stream.allocation(*id).address == *addr;
         if requests.len() != lives.len() || !lives.iter().zip(&requests).all(is_one) {
-            return Err("which of the requests are the cache's is not known: some are missing".into());
+            return Err("it is not known which requests belong to the cache: some are missing".into());
         }
         Ok(lives.iter().map(|(idx, _)| *idx).zip(requests).collect())
     }
@@ -195,7 +195,9 @@ impl Course<'_> {
         let of_cache: Vec<(usize, AllocId)> =
             ids.iter().filter(|(idx, _)| is_of_cache(*idx) && is_large(*idx)).copied().collect();
         if of_cache.is_empty() {
-            return Err("no KV cache that is held all the time was recognised (docs/ROLES.md says how; --rules names one)".into());
+            return Err(
+                "no permanent KV cache was recognised (docs/ROLES.md explains how; --rules names one)".into(),
+            );
         }
         let mut moments: Vec<(u32, bool, usize)> = vec![];
         for (idx, _) in &of_cache {
@@ -438,22 +440,21 @@ impl Settings {
             }
             (Ok(_), None, Some((limit, why))) => {
                 let text = format!(
-                    "no KV cache fits in {} ({why}): what else is needed does not",
+                    "no KV cache fits in {} ({why}): the rest alone does not fit",
                     bytes(Bytes(*limit))
                 );
                 section = section.line(Mood::Bad, text);
             }
             (Ok(_), _, None) => {
                 section = section
-                    .line(Mood::Note, "how large the card is, is not known: give --limit or --device-memory");
+                    .line(Mood::Note, "the size of the card is not known: give --limit or --device-memory");
             }
             (Err(why), ..) => section = section.line(Mood::Note, why.clone()),
         }
-        let note = "the run was replayed with each setting; requests stay as recorded, and contexts, code and libraries are there with \
-                    the most that they had. A graph that is dropped frees what \
-                    only its capture asked for; what its runs would then ask for eagerly is not counted";
+        let note = "the run was replayed with each setting. Requests stay as recorded; contexts, code and libraries count with their maximum. A dropped graph frees only the memory that its capture requested; eager requests that would replace it are not counted";
         section = section.line(Mood::Note, note);
-        let charge = "context and code need their part, which this trace does not hold (--other BYTES)";
+        let charge =
+            "the CUDA context and code also need memory, which this trace does not show (--other BYTES)";
         vec![section.warn(found.doubt.clone()).warn((!found.is_charge_known).then(|| charge.to_owned()))]
     }
 

@@ -13,7 +13,7 @@ const LEAST: u64 = 50;
 pub(super) const CAUSE: Cause = Cause {
     name: "no graph can use it",
     kind: Kind::Abandoned,
-    needs: "a private pool that was not released, and whose captures failed or whose graphs are gone",
+    needs: "a private pool that was not released, and whose captures failed or whose graphs no longer exist",
     against: "a graph of the pool that can still be launched",
     find,
 };
@@ -25,11 +25,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let peak = used_devices(facts.story).map(|(_, books)| books.physical.peak().0).max().unwrap_or(0);
     let others = match pools.len() {
         1 => String::new(),
-        n => format!("; with {} more such pools {}", count(n as u64 - 1), bytes(Bytes(all))),
+        n => format!("; {} more such pools bring the total to {}", count(n as u64 - 1), bytes(Bytes(all))),
     };
     (all.saturating_mul(LEAST) >= peak).then(|| Case {
         what: format!(
-            "{}: PyTorch's pool {} keeps {} that nobody can use: {}{others}",
+            "{}: PyTorch's pool {} keeps {} that nothing can use: {}{others}",
             most.named.device,
             most.pool,
             bytes(most.bytes),
@@ -37,11 +37,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: most.named.site.clone(),
         bytes: Bytes(all),
-        sure: "certain: the pool's calls and the graphs' ends are in the trace".into(),
-        fix: Fix::words(
-            format!("mend the capture, or run without a graph: gives back {}", bytes(Bytes(all))),
-            "",
-        ),
+        sure: "certain: the trace has the pool's calls and the end of each graph".into(),
+        fix: Fix::words(format!("fix the capture, or run without a graph: frees {}", bytes(Bytes(all))), ""),
         verb: "leaks",
     })
 }

@@ -11,10 +11,10 @@ use gputrace_trace::words::bytes;
 const LARGER: u64 = 105;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "activations of one step are more than the card has",
+    name: "one step's activations are larger than the card",
     kind: Kind::Beyond,
-    needs: "a request that failed while what a model's code had made in that step was most of what was held, and nothing grows",
-    against: "growth, an attempt that is kept, or a step of the same sizes that went well before",
+    needs: "a request that failed while activations of that step were most of the memory in use, and nothing grows",
+    against: "growth, a failed attempt that is kept, or an earlier step of the same sizes that succeeded",
     find,
 };
 
@@ -78,26 +78,26 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     }
     let input = match is_larger {
         true => format!(
-            ", of a larger input than before: this line asked for up to {} in earlier steps, and {} now",
+            ", of a larger input: this line requested up to {} in earlier steps, and {} now",
             bytes(most.before),
             bytes(now)
         ),
-        false => ", of the first step".to_owned(),
+        false => ", the first one".to_owned(),
     };
     let part = sum.0 as f64 / held.bytes.0.max(1) as f64 * 100.0;
     Some(Case {
         what: format!(
-            "{} of {} in use ({part:.0} %) are activations of one step{input}; nothing grows, so it does not fit",
+            "{} of {} in use ({part:.0} %) are activations of one step{input}; nothing grows, so the step does not fit",
             bytes(sum),
             bytes(held.bytes)
         ),
         site: called_at(&facts.site(most.site), Some(most)),
         bytes: sum,
-        sure: "likely: what the model's code made in this step is most of what was held, and no line grows from step to step".into(),
+        sure: "likely: most of the memory in use was allocated by the model in this step, and no line grows from step to step".into(),
         fix: Fix::words(
             match is_larger {
-                true => "a smaller batch for the largest input, or a smaller largest input; else activation checkpointing",
-                false => "a smaller batch (half of it first), or activation checkpointing (`torch.utils.checkpoint`)",
+                true => "use a smaller batch for the largest input, or limit the input size; or use activation checkpointing",
+                false => "use a smaller batch (try half first), or activation checkpointing (`torch.utils.checkpoint`)",
             },
             // The step was not over: what half of it needs is not in the trace.
             "",

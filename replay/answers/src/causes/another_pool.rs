@@ -11,26 +11,29 @@ use gputrace_trace::words::{bytes, time};
 pub(super) const CAUSE: Cause = Cause {
     name: "memory kept by another library's pool",
     kind: Kind::Elsewhere,
-    needs: "a request that failed for want of memory of the device, while another library than the one that asked had a fifth of it",
-    against: "a library that asked for little, and one that needs what it has: that is not recorded",
+    needs: "a request that the device had no room for, while a library other than the one that requested it had a fifth of the device",
+    against: "a library that requested little; whether a library needs all that it has is not recorded",
     find,
 };
 
 /// What gives memory back, by the owner that keeps it.
 const RELEASES: &[(&str, &str)] = &[
-    ("JAX", "`XLA_PYTHON_CLIENT_PREALLOCATE=false`, or a part: `XLA_PYTHON_CLIENT_MEM_FRACTION=.3`"),
+    (
+        "JAX",
+        "set `XLA_PYTHON_CLIENT_PREALLOCATE=false`, or limit its share: `XLA_PYTHON_CLIENT_MEM_FRACTION=.3`",
+    ),
     (
         "CuPy",
-        "`cupy.get_default_memory_pool().free_all_blocks()` before that line, or a limit: `set_limit(fraction=0.3)`",
+        "call `cupy.get_default_memory_pool().free_all_blocks()` before that line, or set a limit: `set_limit(fraction=0.3)`",
     ),
     (
         "RMM",
-        "one pool for all: `rmm.reinitialize(...)` with a `maximum_pool_size`, or PyTorch through `rmm.allocators.torch`",
+        "share one pool: `rmm.reinitialize(...)` with a `maximum_pool_size`, or PyTorch through `rmm.allocators.torch`",
     ),
-    ("TensorFlow", "`tf.config.experimental.set_memory_growth(gpu, True)`"),
+    ("TensorFlow", "call `tf.config.experimental.set_memory_growth(gpu, True)`"),
     (
         "PyTorch",
-        "`torch.cuda.empty_cache()` before that line, or less for PyTorch: `set_per_process_memory_fraction`",
+        "call `torch.cuda.empty_cache()` before that line, or limit PyTorch: `set_per_process_memory_fraction`",
     ),
 ];
 
@@ -38,8 +41,8 @@ const RELEASES: &[(&str, &str)] = &[
 pub(super) const IDLE: Cause = Cause {
     name: "another library's idle pool",
     kind: Kind::Spare,
-    needs: "a fifth of the device's peak at least that another library asked for early and kept, while PyTorch went on to the end",
-    against: "requests of that library later on; memory that it gave back",
+    needs: "at least a fifth of the device's peak that another library requested early and kept, while PyTorch requested more until the end",
+    against: "later requests of that library; memory that it freed",
     find: idle,
 };
 
@@ -47,16 +50,16 @@ pub(super) const IDLE: Cause = Cause {
 const USES: &[(&str, &str)] = &[
     (
         "CuPy",
-        "if `cupy.get_default_memory_pool().used_bytes()` is much less, call its `free_all_blocks()` after the work that needed so much",
+        "if `cupy.get_default_memory_pool().used_bytes()` is much smaller, call `free_all_blocks()` after the work that needed it",
     ),
     (
         "RMM",
-        "a `maximum_pool_size` or a smaller `initial_pool_size` of `PoolMemoryResource`, if less is in use",
+        "if less is in use, set a `maximum_pool_size` or a smaller `initial_pool_size` of `PoolMemoryResource`",
     ),
-    ("TensorFlow", "`tf.config.experimental.set_memory_growth(gpu, True)`, if less is in use"),
+    ("TensorFlow", "if less is in use, call `tf.config.experimental.set_memory_growth(gpu, True)`"),
     (
         "TensorRT",
-        "`builder_config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, bytes)`, or contexts that share `device_memory`",
+        "set `builder_config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, bytes)`, or share `device_memory` between contexts",
     ),
 ];
 
@@ -98,7 +101,7 @@ pub(crate) fn in_words(facts: &Facts<'_>) -> Option<(String, &'static str)> {
     }
     let Early { owner, held, asked, site } = early(facts, |owner| known(owner).is_some())?;
     let text = format!(
-        "{owner} took {} until {} (most at {}) and kept it to the end without asking for more: how much of it is still used is not recorded",
+        "{owner} took {} until {} (peak {}) and kept it to the end without requesting more: how much of it is still used is not recorded",
         bytes(held),
         time(facts.story.since_start(asked)),
         facts.site(site)
@@ -118,7 +121,7 @@ fn idle(facts: &Facts<'_>) -> Option<Case> {
         && facts.lifetimes.is_some_and(|it| it.streams.iter().any(|used| used.until > middle));
     works.then(|| Case {
         what: format!(
-            "{owner} asked the driver for {} up to {} and kept it, while PyTorch alone asked for more until the end",
+            "{owner} had requested {} from the driver by {} and kept it, while only PyTorch requested more until the end",
             bytes(held),
             time(facts.story.since_start(asked))
         ),
@@ -127,7 +130,7 @@ fn idle(facts: &Facts<'_>) -> Option<Case> {
         sure: "certain that it was kept; whether arrays in it were still used is not recorded".into(),
         fix: Fix::words(
             known(owner).map_or("", |(_, release)| *release),
-            format!("up to {} less on the device, once its arrays are dropped", bytes(held)),
+            format!("the device needs up to {} less, once its arrays are dropped", bytes(held)),
         ),
         verb: "report --all",
     })
@@ -158,15 +161,15 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         owner.starts_with("PyTorch") && !asker.starts_with("JAX") && !asker.starts_with("CuPy");
     (held.0.saturating_mul(5) >= total && held >= asked && !is_idle_torch).then(|| Case {
         what: format!(
-            "{owner} in the same process had {} of the device's {}, and {asker} asked for {}",
+            "{owner} in the same process had {} of the device's {} when {asker} requested {}",
             bytes(held),
             bytes(Bytes(total)),
             bytes(asked)
         ),
         site: facts.site(site),
         bytes: held,
-        sure: "certain that it had so much at the peak; whether it needs all of it is not recorded".into(),
-        fix: Fix::words(release, format!("up to {} for the others", bytes(held))),
+        sure: "certain that it had this much at the peak; whether it needs all of it is not recorded".into(),
+        fix: Fix::words(release, format!("frees up to {} for the others", bytes(held))),
         verb: "oom",
     })
 }

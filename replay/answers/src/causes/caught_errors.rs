@@ -9,8 +9,8 @@ use gputrace_trace::words::{bytes, time};
 pub(super) const CAUSE: Cause = Cause {
     name: "tensors kept by a caught exception",
     kind: Kind::Kept,
-    needs: "an out-of-memory error that was caught, and blocks of its attempt that were still there at the next one",
-    against: "nothing of the attempt left",
+    needs: "an out-of-memory error that was caught, and blocks of the failed attempt that were still allocated at the next error",
+    against: "a failed attempt of which nothing is left",
     find,
 };
 
@@ -24,15 +24,15 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let kept = bytes(held);
     Some(Case {
         what: format!(
-            "an attempt that had failed at {}, and was caught, still held {kept}",
+            "an attempt failed at {}, its error was caught, and it still held {kept}",
             time(facts.story.since_start(caught.time))
         ),
         site: caught.went_on.clone(),
         bytes: held,
-        sure: "certain: what the attempt had allocated was still there".into(),
+        sure: "certain: the blocks of that attempt were still allocated".into(),
         fix: Fix::words(
-            "leave the `except` block before trying again",
-            format!("gives back {kept}, as recorded"),
+            "leave the `except` block before you try again",
+            format!("frees {kept}, as recorded"),
         ),
         verb: "oom",
     })

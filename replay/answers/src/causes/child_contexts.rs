@@ -8,9 +8,9 @@ use gputrace_trace::ledger::Context;
 use gputrace_trace::words::{bytes, count};
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "contexts of child processes that allocate nothing",
+    name: "CUDA contexts of child processes that never allocate",
     kind: Kind::Kept,
-    needs: "traces of processes beside this one that hold a context and ask for next to no memory, and together a twentieth of what it holds",
+    needs: "traces of child processes that hold a context and request next to no memory, and whose contexts are at least a twentieth of what this process holds",
     against: "processes that use the GPU",
     find,
 };
@@ -33,7 +33,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let all = Bytes(children.iter().map(|(_, (_, charged))| charged.0).sum());
     facts.is_much(all).then(|| Case {
         what: format!(
-            "{} child processes hold a CUDA context each and hardly allocate: {} in all, {} in process {}",
+            "{} child processes hold a CUDA context each and hardly allocate: {} together, and {} in process {}",
             count(children.len() as u64),
             bytes(all),
             bytes(each),
@@ -41,10 +41,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: story.ledger.sites.site_name(context.site),
         bytes: all,
-        sure: "certain: their traces have the contexts, with what NVML charged, and hardly a request for memory".into(),
+        sure: "certain: their traces have a context, its size from NVML, and hardly a request for memory".into(),
         fix: Fix::words(
             "make no CUDA call in these processes (`worker_init_fn`, `Dataset`, `collate_fn`), or start them with `CUDA_VISIBLE_DEVICES=`",
-            format!("gives back {}", bytes(all)),
+            format!("frees {}", bytes(all)),
         ),
         verb: "report --all",
     })

@@ -9,7 +9,7 @@ use gputrace_trace::words::{bytes, count};
 pub(super) const CAUSE: Cause = Cause {
     name: "the dense gradient and state of an embedding",
     kind: Kind::Peak,
-    needs: "at the peak, the gradient of an embedding and blocks of its size, which are four fifths of all together",
+    needs: "at the peak, the gradient of an embedding and blocks of its size, together at least four fifths of the total",
     against: "an embedding that is a smaller part of the model",
     find,
 };
@@ -30,8 +30,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let all = Bytes(size.0.saturating_mul(n));
     (n >= 3 && all.0.saturating_mul(5) >= held.bytes.0.saturating_mul(4)).then(|| Case {
         what: format!(
-            "{} of {} are one embedding, used at {}: {} blocks of {}, the table, its dense gradient, the optimizer's state and temporaries, all as \
-             large as the table however few rows are used",
+            "{} of {} belong to one embedding, used at {}: {} blocks of {} (table, dense gradient, optimizer state, temporaries), all as large as the table however few rows are used",
             bytes(all),
             bytes(held.bytes),
             facts.site(gradient.site),
@@ -40,10 +39,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(table.site),
         bytes: all,
-        sure: "certain: the backward pass of the embedding made the gradient, and the others have its very size".into(),
+        sure: "certain: the embedding's backward pass allocated the gradient, and the other blocks have exactly its size".into(),
         fix: Fix::words(
-            "rows only for the ids in use (a smaller `num_embeddings`, hashed ids), or `sparse=True` with `SparseAdam`",
-            format!("all of it scales with the rows: {} a table", bytes(size)),
+            "keep only the rows in use (smaller `num_embeddings`, hashed ids), or use `sparse=True` with `SparseAdam`",
+            format!("all of it scales with the rows: {} per table", bytes(size)),
         ),
         verb: "report --peak",
     })

@@ -12,8 +12,8 @@ use gputrace_trace::words::{bytes, count, time};
 pub(super) const CAUSE: Cause = Cause {
     name: "`empty_cache` in the loop",
     kind: Kind::Churned,
-    needs: "three calls at least of one line, and half of what they gave back was bought again",
-    against: "the call is a library's own, as when PyTorch captures a graph or cuDNN tries its algorithms",
+    needs: "at least three calls from one line, and half of the released memory reserved again",
+    against: "calls by a library itself, as when PyTorch captures a graph or cuDNN tries its algorithms",
     find,
 };
 
@@ -38,7 +38,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let again = torch.cache.bought_again;
     Some(Case {
         what: format!(
-            "{}: memory was given back {} times, and PyTorch bought {} of it again",
+            "{}: memory was released to the driver {} times, and PyTorch reserved {} of it again",
             device(ordinal),
             count(trims.times),
             bytes(again.bytes)
@@ -47,7 +47,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: Bytes(0),
         sure: "certain: each call is in the trace; a library may have made it".into(),
         fix: Fix::words(
-            "remove the call, unless others need that memory: it lowers no peak",
+            "remove the call, unless other processes need that memory: it does not lower the peak",
             format!(
                 "saves {} in the driver, as measured",
                 time(Nanos(trims.given.time.0.saturating_add(again.time.0)))

@@ -23,7 +23,7 @@ const MUCH: u64 = 16;
 pub(super) const CAUSE: Cause = Cause {
     name: "external fragmentation",
     kind: Kind::Wasted,
-    needs: "segments that were bought although as much was unused, to the end of the run, or until a sixteenth of the card lay unused",
+    needs: "segments that were allocated although as much memory was unused, to the end of the run or until a sixteenth of the card was unused",
     against: "free memory on streams that no later request uses; a reserve that stopped growing on a card with room",
     find: |facts| find(facts).filter(|(_, has_room)| !has_room).map(|(case, _)| case),
 };
@@ -32,7 +32,7 @@ pub(super) const CAUSE: Cause = Cause {
 pub(super) const WITH_ROOM: Cause = Cause {
     name: "external fragmentation, with room on the card",
     kind: Kind::Spare,
-    needs: "segments that were bought although as much was unused, to the end of the run, on a card of which that is less than a sixteenth, and less than was in use",
+    needs: "segments that were allocated although as much memory was unused, to the end of the run; the unused part is less than a sixteenth of the card, and less than was in use",
     against: "a reserve that stopped growing",
     find: |facts| find(facts).filter(|(_, has_room)| *has_room).map(|(case, _)| case),
 };
@@ -105,7 +105,7 @@ pub(crate) fn settled_in_words(facts: &Facts<'_>) -> Option<String> {
     };
     let (_, torch) = cache::torches(facts.story).find(is_it)?;
     Some(format!(
-        "PyTorch reserved up to {} for at most {} in use, and no longer buys more",
+        "PyTorch reserved up to {} for at most {} in use, and has stopped reserving more",
         bytes(torch.reserved.peak),
         bytes(torch.allocated.peak)
     ))
@@ -139,7 +139,7 @@ fn setting_that_saves(stream: &OpStream, recorded_peak: Bytes) -> Option<(Fix, S
 pub(crate) fn in_words(confidence: Confidence) -> &'static str {
     match confidence {
         Confidence::Exact => "exact",
-        Confidence::Interval => "likely (it depends on addresses that a trace does not hold)",
+        Confidence::Interval => "likely (it depends on addresses that are not in the trace)",
         Confidence::Bound => "at best",
         Confidence::Guess => "a guess",
     }

@@ -41,7 +41,7 @@ impl Failure<'_> {
         }
     }
 
-    /// What was asked for, if that is known.
+    /// The requested amount, if that is known.
     #[must_use]
     pub fn asked(self) -> Option<Bytes> {
         match self {
@@ -52,13 +52,13 @@ impl Failure<'_> {
     }
 }
 
-/// What is known of a process.
+/// The facts known about a process.
 pub struct Facts<'a> {
-    /// What was found in one pass.
+    /// The findings in one pass.
     pub found: &'a Postmortem,
     /// The story.
     pub story: &'a Story,
-    /// What lifetimes show.
+    /// The results of the lifetimes.
     pub lifetimes: Option<&'a Lifetimes>,
     /// The request that failed last: the moment that matters, where there is one.
     pub failure: Option<Failure<'a>>,
@@ -162,7 +162,7 @@ impl<'a> Facts<'a> {
         fits == Some(true)
     }
 
-    /// What was held at the moment, line by line.
+    /// Memory held at the moment, line by line.
     pub fn holders(&self) -> impl Iterator<Item = &'a Holder> {
         self.held.into_iter().flat_map(|held| &held.holders)
     }
@@ -182,20 +182,20 @@ impl<'a> Facts<'a> {
         names.get(usize::from(holder.role)).map_or("", |(name, _)| name)
     }
 
-    /// What the devices were asked, where that can be replayed.
+    /// The requests to the devices, where that can be replayed.
     #[must_use]
     pub fn requests(&self) -> Option<&'a Trace> {
         self.trace?.requests().ok()
     }
 
-    /// What a device was asked.
+    /// The requests to a device.
     #[must_use]
     pub fn stream_of(&self, ordinal: i16) -> Option<&'a OpStream> {
         let devices = &self.requests()?.devices;
         devices.iter().find(|stream| i64::from(stream.device) == i64::from(ordinal))
     }
 
-    /// What keeps growing, most first: where a request failed, on its device, and where it is much of what was held.
+    /// Memory that keeps growing, most first: where a request failed, on its device, and where it is much of what was held.
     #[must_use]
     pub fn growing(&self) -> Vec<&'a GrowingSite> {
         match self.failure {
@@ -258,15 +258,15 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// What grows most.
+/// The memory that grows most.
 pub struct Grown<'a> {
     /// The line.
     pub site: &'a GrowingSite,
-    /// What it held, and what its stacks show; none for memory that is not PyTorch's blocks.
+    /// Memory that it held, and what its stacks show; none for memory that is not PyTorch's blocks.
     pub holder: Option<&'a Holder>,
-    /// Other growing lines inside of a model.
+    /// Other growing lines inside a model.
     pub n_in_model: usize,
-    /// What it holds has the sizes of the parameters, one by one.
+    /// Its memory has the sizes of the parameters, one by one.
     pub is_of_weights: bool,
     /// All of them.
     pub all: Vec<&'a GrowingSite>,

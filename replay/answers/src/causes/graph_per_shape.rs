@@ -12,9 +12,9 @@ use gputrace_trace::words::{bytes, count};
 const LEAST_POOLS: usize = 4;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "a CUDA graph, and a pool, for each input shape",
+    name: "a CUDA graph and a private pool for each input shape",
     kind: Kind::Kept,
-    needs: "several private pools that one line captured graphs into, one each, and that keep memory",
+    needs: "several private pools, each with one graph captured from the same line, that keep memory",
     against: "graphs that share a pool",
     find,
 };
@@ -31,18 +31,16 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let reserved = Bytes(reserved);
     (n >= LEAST_POOLS && facts.is_much(reserved)).then(|| Case {
         what: format!(
-            "{} are reserved in the private pools of {} CUDA graphs, captured here one after the other, each with a pool of its own: one for \
-             each new input shape, and none is shared",
+            "{} are reserved in the private pools of {} CUDA graphs. This line captures one graph for each new input shape, and no two share a pool",
             bytes(reserved),
             count(n as u64)
         ),
         site: facts.site(site),
         bytes: reserved,
-        sure: "certain that each graph has a pool of its own; likely that shapes differ".into(),
+        sure: "certain that each graph has its own pool; likely that the shapes differ".into(),
         fix: Fix::words(
-            "pad inputs to a few lengths, so that graphs are used again, and share one pool: `torch.cuda.graph(g, pool=pool)` with one \
-             `torch.cuda.graph_pool_handle()`",
-            format!("one pool keeps about {}", bytes(Bytes(reserved.0 / n.max(1) as u64))),
+            "pad inputs to a few lengths to reuse graphs, and share a pool: `torch.cuda.graph(g, pool=torch.cuda.graph_pool_handle())`",
+            format!("one pool would keep about {}", bytes(Bytes(reserved.0 / n.max(1) as u64))),
         ),
         verb: "report --all",
     })

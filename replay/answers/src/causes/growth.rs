@@ -34,13 +34,13 @@ const fn cause(name: &'static str, needs: &'static str, against: &'static str) -
 /// What is shared goes when all have let go of it.
 pub(crate) const KEPT_BY_ANOTHER: &str = "copy the tensor in the other process and `del` the received one, then call `torch.cuda.ipc_collect()` here";
 /// What is known of the memory says how.
-const NEVER_FREED: &str = "give back what is asked for there";
+const NEVER_FREED: &str = "free what this line allocates";
 
 const KEEPERS: &[Keeper] = &[
     Keeper {
         cause: cause(
             "work areas of FFT plans kept in the plan cache",
-            "memory that cuFFT asked for, or a line that calls an FFT asked for outside of any model, is left each time",
+            "memory that cuFFT requested, or that a line outside any model requested to call an FFT, remains each time",
             "arrays that the program keeps",
         ),
         claims: |_, grown| {
@@ -50,27 +50,27 @@ const KEEPERS: &[Keeper] = &[
             let calls = is_fft.iter().any(|name| named.site.contains(name));
             !grown.has(Sign::Backward) && (named.owner == "cuFFT" || named.owner != "PyTorch block" && calls)
         },
-        why: "cuFFT asked for it",
-        fix: "each new length makes a plan: `cupy.fft.config.get_plan_cache().set_size(0)`, `torch.backends.cuda.cufft_plan_cache.max_size = 1`, or pad",
+        why: "cuFFT requested it",
+        fix: "bound the plan cache: `cupy.fft.config.get_plan_cache().set_size(0)`, `torch.backends.cuda.cufft_plan_cache.max_size = 1`, or pad",
     },
     Keeper {
         cause: cause(
             "tensors that another process keeps open (CUDA IPC)",
-            "blocks that a line makes are left each time, and the process gave out CUDA IPC handles, half as many at least",
+            "blocks of one line remain each time, and the process exported at least half as many CUDA IPC handles",
             "fewer handles than blocks",
         ),
         claims: |facts, grown| {
             let left = grown.site.repeated.as_ref().map_or(u64::MAX, |repeated| repeated.left);
             grown.account() == Some(Account::Blocks) && facts.n_shared().saturating_mul(2) >= left
         },
-        why: "the process gave out CUDA IPC handles",
+        why: "the process exported CUDA IPC handles",
         fix: KEPT_BY_ANOTHER,
     },
     Keeper {
         cause: cause(
             "memory never freed",
-            "what a line got from the driver, a library's heap or another process is left each time",
-            "PyTorch's or JAX's own memory, which a cache keeps",
+            "memory that a line got from the driver, a library's heap or another process remains each time",
+            "PyTorch's or JAX's own memory, which is cached",
         ),
         claims: |_, grown| {
             grown.account().is_some_and(|account| !matches!(account, Account::Blocks | Account::Buffers))
@@ -81,7 +81,7 @@ const KEEPERS: &[Keeper] = &[
     Keeper {
         cause: cause(
             "outputs of JAX kept by the caller",
-            "buffers of JAX that one line makes are left each time",
+            "JAX buffers that one line creates remain each time",
             "buffers that are donated or deleted",
         ),
         claims: |_, grown| grown.account() == Some(Account::Buffers),
@@ -91,84 +91,84 @@ const KEEPERS: &[Keeper] = &[
     Keeper {
         cause: cause(
             "history kept by an optimizer",
-            "what an optimizer's code makes is left in several steps",
-            "state that is made once",
+            "memory that an optimizer's code allocates remains in several steps",
+            "state that is created once",
         ),
         claims: |_, grown| grown.has(Sign::Optimizer),
-        why: "its own code made it",
-        fix: "a smaller `LBFGS(history_size=...)`; else parameters are added each time, or optimizers made anew and the old ones kept",
+        why: "the optimizer's own code allocated it",
+        fix: "set a smaller `LBFGS(history_size=...)`; with other optimizers, do not add parameters or create new optimizers repeatedly",
     },
     Keeper {
         cause: cause(
             "copies of the weights kept",
-            "what `copy.deepcopy` made, or blocks of the sizes of the parameters, is left each time",
+            "results of `copy.deepcopy`, or blocks of the sizes of the parameters, remain each time",
             "parameters themselves, gradients, and the optimizer's state",
         ),
         claims: |_, grown| {
             let is_made = [Sign::Backward, Sign::Forward, Sign::Load].into_iter().any(|sign| grown.has(sign));
             !is_made && (grown.has(Sign::Copy) || grown.is_of_weights)
         },
-        why: "the sizes of the weights",
+        why: "the blocks have the sizes of the weights",
         fix: "keep only the best copy of the weights, on the CPU (`v.cpu()` of each) or on disk: `torch.save(model.state_dict(), path)`",
     },
     Keeper {
         cause: cause(
             "the graph of `autograd.grad` kept",
-            "what `torch.autograd.grad` makes in the backward pass is left in several steps, with what the model made in the forward pass",
-            "gradients that are made once, and passes that `backward` begins",
+            "memory that `torch.autograd.grad` allocates in the backward pass remains in several steps, with activations of the forward pass",
+            "gradients that are created once, and passes that `backward` begins",
         ),
         claims: |facts, grown| {
             grown.account() == Some(Account::Blocks)
                 && (grown.has(Sign::Backward) || is_computed(grown))
                 && facts.all_grown().any(|it| it.has(Sign::Grad))
         },
-        why: "`autograd.grad` made it, and its graph keeps the forward pass",
-        fix: "`.detach()` what is stored or handed to the next step: with `create_graph=True`, each result keeps its graph",
+        why: "`autograd.grad` allocated it, and its graph keeps the forward pass",
+        fix: "call `.detach()` on what you store or pass to the next step: with `create_graph=True`, each result keeps its graph",
     },
     Keeper {
         cause: cause(
             "gradients kept, or their graph (`create_graph=True`)",
-            "what is made in the backward pass is left in several steps",
-            "gradients that are made once, or anew in each step",
+            "memory that the backward pass allocates remains in several steps",
+            "gradients that are created once, or replaced in each step",
         ),
         claims: |_, grown| grown.account() == Some(Account::Blocks) && grown.has(Sign::Backward),
-        why: "the backward pass made it",
-        fix: "after `backward(create_graph=True)` set `p.grad = None`, or use `torch.autograd.grad`; else a list keeps gradients: `.detach().cpu()`",
+        why: "the backward pass allocated it",
+        fix: "after `backward(create_graph=True)`, set `p.grad = None`, or use `torch.autograd.grad`; if a list keeps gradients: `.detach().cpu()`",
     },
     Keeper {
         cause: cause(
-            "models loaded again, and the old ones kept",
-            "parameters that are put on the GPU in several rounds, with work in between, and stay",
-            "parameters that are made in one go",
+            "models loaded repeatedly, with the old ones kept",
+            "parameters that are moved to the GPU in several rounds, with work in between, and stay",
+            "parameters that are created in one go",
         ),
         claims: |_, grown| grown.has(Sign::Model) || grown.has(Sign::Load),
-        why: "parameters, made several times",
-        fix: "`del` or `.cpu()` each model before the next, and empty what refers to it (`functools.lru_cache`, callback, optimizer, closure)",
+        why: "parameters, created several times",
+        fix: "`del` or `.cpu()` each model before the next, and drop other references (`functools.lru_cache`, callback, optimizer, closure)",
     },
     Keeper {
         cause: cause(
             "tensors kept by a hook of a module",
-            "what a function of the program made, called by `Module.__call__` beside `forward`, is left each time",
-            "what the module's own `forward` makes",
+            "memory that a function of the program allocates, called by `Module.__call__` beside `forward`, remains each time",
+            "memory that the module's own `forward` allocates",
         ),
         claims: |_, grown| grown.has(Sign::Hook),
-        why: "a function beside `forward` made it",
-        fix: "a hook keeps what it sees on the GPU: copy it (`.detach().cpu()`), or remove the hook (`handle.remove()`)",
+        why: "a function beside `forward` allocated it",
+        fix: "a hook keeps GPU tensors: copy them (`.detach().cpu()`), or remove the hook (`handle.remove()`)",
     },
     Keeper {
         cause: cause(
-            "a tensor that is joined anew, larger each time (`torch.cat`)",
-            "a line holds one or two blocks, and each of its sizes was larger than all before",
-            "blocks that pile up, and sizes that fall",
+            "a tensor that grows by `torch.cat`",
+            "a line holds one or two blocks, each larger than all before",
+            "blocks that accumulate, and sizes that fall",
         ),
         claims: |_, grown| grown.holder.is_some_and(|it| it.rising_sizes >= RISING && it.blocks <= 2),
         why: "one block at a time, each larger",
-        fix: "join once (`torch.cat(parts)`, with the parts on the CPU), or write into a tensor that was made for all",
+        fix: "concatenate once (`torch.cat(parts)`, with the parts on the CPU), or write into one preallocated tensor",
     },
     Keeper {
         cause: cause(
             "outputs of one layer kept",
-            "of a model, one line alone leaves blocks, and what its other lines make is given back",
+            "one line of a model leaves blocks, and the memory of its other lines is freed",
             "several lines of a model that leave blocks, as autograd's graph does",
         ),
         claims: |facts, grown| {
@@ -178,27 +178,27 @@ const KEEPERS: &[Keeper] = &[
                 && grown.all.len() == 1
                 && is_alone(facts, grown)
         },
-        why: "nothing else does: no graph",
-        fix: "a list, attribute or forward hook keeps it, or a slice of it: keep `x.detach().cpu()`, or a clone of the part (`gc.get_referrers` decides)",
+        why: "no other line does, so it is not a graph",
+        fix: "a list, attribute or forward hook keeps it, or a slice of it: keep `x.detach().cpu()`, or clone the part (`gc.get_referrers` shows which)",
     },
     Keeper {
         cause: cause(
             "outputs or losses kept with their graph",
-            "what is made inside of a model, or by a library's function beside it, is left at each call",
-            "a hook, or a line of the program's own that makes it",
+            "memory that a model allocates, or a library's function beside it, remains after each call",
+            "a hook, or a line of the program's own that allocates it",
         ),
         claims: |_, grown| {
             grown.account() == Some(Account::Blocks)
                 && (is_computed(grown) || grown.n_in_model > 0)
                 && !grown.has(Sign::Workspace)
         },
-        why: "lines of the model leave it each call",
+        why: "lines of the model leave it after each call",
         fix: "keep `x.item()` or `x.detach().cpu()` (a list, total, hook or `retain_graph` keeps the graph), or evaluate under `inference_mode()`",
     },
     Keeper {
         cause: cause(
-            "a cache with the shape as its key",
-            "blocks of a line that are left are each of another size",
+            "a cache keyed by shape",
+            "remaining blocks of one line each have a different size",
             "equal sizes",
         ),
         claims: |_, grown| {
@@ -206,18 +206,18 @@ const KEEPERS: &[Keeper] = &[
                 |it: &Holder| it.blocks >= LEAST_BLOCKS && it.sizes.len() as u64 * 5 >= it.blocks * 4;
             grown.account() == Some(Account::Blocks) && grown.holder.is_some_and(is_by_shape)
         },
-        why: "each is of another size",
-        fix: "a dictionary or `functools.lru_cache` keeps one for each shape: bound it, slice one for the largest shape, or pad to a few shapes",
+        why: "each block has a different size",
+        fix: "a dictionary or `functools.lru_cache` keeps one per shape: bound it, slice one for the largest shape, or pad to a few shapes",
     },
     Keeper {
         cause: cause(
             "results kept",
-            "what a line made is left in at least three repetitions, to the last",
-            "what is made once, levels off, or is replaced",
+            "memory that a line allocates remains in at least three repetitions, up to the last",
+            "memory that is allocated once, levels off, or is replaced",
         ),
         claims: |_, _| true,
         why: "",
-        fix: "a list, dictionary or `functools.cache` keeps it, or a slice of it: `.detach().cpu()`, `.item()` or `del` (`gc.get_referrers` decides)",
+        fix: "a list, dict or `functools.cache` keeps it or a slice: `.detach().cpu()`, `.item()` or `del` (`gc.get_referrers` shows which)",
     },
 ];
 
@@ -264,7 +264,7 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
 /// What gives back memory that the driver or a library handed out.
 fn given_back(facts: &Facts<'_>, grown: &Grown<'_>) -> Option<String> {
     if grown.site.named.owner.starts_with("PyTorch") {
-        return Some("something refers to what is pinned there (`pin_memory`): `del` it, or pin one buffer and copy into it".into());
+        return Some("something keeps a reference to this pinned memory (`pin_memory`): `del` it, or pin one buffer and copy into it".into());
     }
     let place = grown.site.place?;
     let object = facts
@@ -281,10 +281,10 @@ fn given_back(facts: &Facts<'_>, grown: &Grown<'_>) -> Option<String> {
         MemoryKind::Pinned => "`cudaFreeHost`",
         MemoryKind::Registered => "`cudaHostUnregister`",
         MemoryKind::Imported => {
-            "`cudaIpcCloseMemHandle`; a tensor that came through a queue stays mapped, and its owner cannot reuse it, until it is dropped here (`del`)"
+            "`cudaIpcCloseMemHandle`; a tensor from a queue stays mapped, and its owner cannot reuse it, until you `del` it here"
         }
     };
-    Some(format!("give back what is asked for there: {call}"))
+    Some(format!("free what this line allocates: {call}"))
 }
 
 /// All that a line left, as far as that is known: what grew after the warm-up is less.
@@ -295,19 +295,19 @@ fn left(site: &GrowingSite) -> Bytes {
 fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
     let Grown { site, all, .. } = grown;
     let each = site.repeated.as_ref().map(leaks::rate);
-    let each = each.or_else(|| site.per_step.map(|each| format!("{} each step", bytes(each))));
+    let each = each.or_else(|| site.per_step.map(|each| format!("{} per step", bytes(each))));
     let each = each.map_or_else(String::new, |each| format!(": {each}"));
     let sum = Bytes(all.iter().fold(0, |sum: u64, site| sum.saturating_add(left(site).0)));
     let (others, together) = match all.len() {
         0 | 1 => (String::new(), String::new()),
-        2 => ("; another line grows, too".to_owned(), format!(", {} in all", bytes(sum))),
-        n => (format!("; {} other lines grow, too", count(n as u64 - 1)), format!(", {} in all", bytes(sum))),
+        2 => ("; another line also grows".to_owned(), format!(", {} in all", bytes(sum))),
+        n => (format!("; {} other lines also grow", count(n as u64 - 1)), format!(", {} in all", bytes(sum))),
     };
     let here = if all.len() > 1 { format!(", {} of it here", bytes(left(site))) } else { String::new() };
     let (what, worth) = match facts.failure {
         Some(_) => (
-            format!("{} had grown until then{here}{each}{others}", bytes(sum)),
-            "no setting of the allocator mends it",
+            format!("{} had accumulated by then{here}{each}{others}", bytes(sum)),
+            "no allocator setting fixes it",
         ),
         None => {
             let own = bytes(left(site));
@@ -337,7 +337,7 @@ fn sure(site: &GrowingSite) -> String {
     let confidence = format!("{} that it grows", above(site.confidence));
     match &site.repeated {
         Some(repeated) if repeated.left < 7 => {
-            format!("{confidence} ({} repetitions, a longer run would confirm it)", count(repeated.left))
+            format!("{confidence} ({} repetitions; a longer run would confirm it)", count(repeated.left))
         }
         Some(_) | None => confidence,
     }

@@ -47,59 +47,58 @@ const fn cause(name: &'static str, needs: &'static str, against: &'static str) -
 }
 
 /// What the rows of a loop's graph have in common: the backward passes tell them apart.
-const GRAPH_NEEDS: &str =
-    "blocks that a model made in each turn of a loop, several in each, and that go all together";
+const GRAPH_NEEDS: &str = "blocks that a model allocates in each iteration of a loop, several in each, and that are all freed together";
 
 const REMEDIES: &[Remedy] = &[
     Remedy {
         purpose: Purpose::Loaded,
         cause: cause(
             "checkpoint loaded onto the GPU and kept",
-            "blocks that `torch.load` made, held beside weights of the same sizes",
+            "blocks that `torch.load` allocated, held beside weights of the same sizes",
             "no weights of these sizes: the model uses what was loaded",
         ),
         at_peak: Kind::Kept,
         least: LEAST_SAVED,
         is: |_, _, _| true,
         what: |_| {
-            "a checkpoint that was loaded onto the GPU, and is still there beside the model that was made from it".into()
+            "a checkpoint that was loaded onto the GPU and is still held beside the model that was built from it".into()
         },
         sure: "likely: weights of the same sizes are held beside it",
-        fix: "`torch.load(..., map_location=\"cpu\")` there, or `del` the checkpoint once it is loaded",
+        fix: "`torch.load(..., map_location=\"cpu\")` there, or `del` the checkpoint after loading it",
     },
     Remedy {
         purpose: Purpose::Copy,
         cause: cause(
             "a second copy of the weights",
-            "blocks of the sizes of the weights, one by one, that have no gradients of their own",
+            "blocks that match the sizes of the weights one by one, and that have no gradients",
             "a model that is trained beside the other",
         ),
         at_peak: Kind::Spare,
         least: LEAST_SAVED,
         is: |_, _, _| true,
         what: |it| format!("a second set of the weights ({} blocks)", count(it.blocks)),
-        sure: "certain of the sizes; what the copy is for is not recorded",
+        sure: "certain that the sizes match; the purpose of the copy is not recorded",
         fix: "drop it, or keep it on the CPU, unless every step needs it",
     },
     Remedy {
         purpose: Purpose::OptimizerTemporaries,
         cause: cause(
             "`foreach` temporaries",
-            "blocks of `_multi_tensor_*` at the moment",
+            "blocks of `_multi_tensor_*` at that moment",
             "the optimizer's state, which stays whatever the implementation",
         ),
         at_peak: Kind::Spare,
         least: LEAST_SAVED,
         is: |_, _, it| it.signs.has(Sign::Foreach),
         what: |_| "temporaries of the optimizer".into(),
-        sure: "certain: the optimizer's own code asked for them",
-        fix: "pass `foreach=False` to the optimizer (or `fused=True`, if it has that)",
+        sure: "certain: the optimizer's own code allocated them",
+        fix: "pass `foreach=False` to the optimizer (or `fused=True`, if it supports that)",
     },
     Remedy {
         purpose: Purpose::Attention,
         cause: cause(
-            "attention scores made whole",
-            "in code of attention, blocks at least twice as large as what goes in, which dominate the moment",
+            "attention scores fully materialized",
+            "in attention code, blocks at least twice as large as its inputs, which dominate that moment",
             "scores that are no larger than queries and keys",
         ),
         at_peak: Kind::Peak,
@@ -107,37 +106,37 @@ const REMEDIES: &[Remedy] = &[
         is: |_, _, _| true,
         what: |it| {
             format!(
-                "scores of attention: {} blocks of up to {}, which grow with the square of the sequence",
+                "attention scores: {} blocks of up to {}, which grow with the square of the sequence length",
                 count(it.blocks),
                 bytes(it.largest)
             )
         },
-        sure: "likely: larger than the queries, keys and values of that code",
-        fix: "`F.scaled_dot_product_attention` (with `MultiheadAttention`: `need_weights=False`), which never makes them whole",
+        sure: "likely: they are larger than the queries, keys and values of that code",
+        fix: "use `F.scaled_dot_product_attention` (for `MultiheadAttention`: `need_weights=False`), which never materializes the scores",
     },
     Remedy {
         purpose: Purpose::GraphRetained,
         cause: cause(
             "graphs kept after their backward passes",
             GRAPH_NEEDS,
-            "backward passes that let them go",
+            "backward passes that free the graph",
         ),
         at_peak: Kind::Kept,
         least: 3,
         is: |facts, _, _| facts.growing().is_empty(),
         what: |it| {
             format!(
-                "activations of the earlier turns of a loop ({} blocks), though their backward passes are over",
+                "activations of earlier loop iterations ({} blocks), although their backward passes have ended",
                 count(it.blocks)
             )
         },
         sure: "certain that backward passes began and ended while they were held; what refers to the graph is not recorded",
-        fix: "`detach()` the state that a turn hands to the next, without `retain_graph=True`; store `.item()` of each loss",
+        fix: "`detach()` the state that you pass to the next iteration, without `retain_graph=True`; store `.item()` of each loss",
     },
     Remedy {
         purpose: Purpose::GraphUnused,
         cause: cause(
-            "a loop's activations kept by its graph",
+            "activations of a loop kept by its graph",
             GRAPH_NEEDS,
             "a backward pass that needs them",
         ),
@@ -146,30 +145,30 @@ const REMEDIES: &[Remedy] = &[
         is: |facts, _, _| facts.growing().is_empty(),
         what: |it| {
             format!(
-                "activations that the graph of a loop holds until it ends ({} blocks of several layers), and no backward pass needs them",
+                "activations that a loop's graph holds until the loop ends ({} blocks of several layers), though no backward pass needs them",
                 count(it.blocks)
             )
         },
-        sure: "likely: each turn left several blocks of the model, and no backward pass began before they went",
+        sure: "likely: each iteration left several blocks of the model, and no backward pass began before they were freed",
         fix: "run the loop under `torch.no_grad()` or `torch.inference_mode()`, or store `.item()` or `.detach().cpu()` of losses and outputs",
     },
     Remedy {
         purpose: Purpose::GraphOfCall,
         cause: cause(
-            "activations kept for a backward pass that does not come",
-            "three fifths of what the layers of a model made, eight blocks at least, held together before all go without a backward pass",
-            "calls without gradients, where a layer's output goes when the next is there",
+            "activations kept for a backward pass that never comes",
+            "three fifths of what the layers of a model allocated, at least eight blocks, held together and then all freed without a backward pass",
+            "calls without gradients, which free a layer's output once the next layer has run",
         ),
         at_peak: Kind::Spare,
         least: 3,
         is: |_, _, _| true,
         what: |it| {
             format!(
-                "most of what the layers of a model made in one call ({} blocks), and no backward pass needs it",
+                "most of what the model's layers allocated in one call ({} blocks), though no backward pass needs it",
                 count(it.blocks)
             )
         },
-        sure: "likely: without gradients, the output of a layer goes when the next is there",
+        sure: "likely: without gradients, a layer's output is freed once the next layer has run",
         fix: "call the model under `torch.inference_mode()` or `torch.no_grad()`",
     },
     Remedy {
@@ -179,17 +178,20 @@ const REMEDIES: &[Remedy] = &[
         least: 3,
         is: |facts, _, _| facts.growing().is_empty(),
         what: |it| {
-            format!("activations of all turns of a loop ({} blocks), for one backward pass", count(it.blocks))
+            format!(
+                "activations of all iterations of a loop ({} blocks), for one backward pass",
+                count(it.blocks)
+            )
         },
-        sure: "likely: each turn left several blocks of the model",
-        fix: "call `backward()` in each turn (losses add up in `.grad`), or `detach()` what is handed on",
+        sure: "likely: each iteration left several blocks of the model",
+        fix: "call `backward()` in each iteration (gradients add up in `.grad`), or `detach()` what you pass on",
     },
     Remedy {
         purpose: Purpose::Gradients,
         cause: cause(
             "gradients held while nothing is trained",
-            "gradients at a peak that a model makes for no backward pass, as in an evaluation",
-            "a peak in a backward pass, in the optimizer, or in a forward pass that waits for one",
+            "gradients at a peak that a model reaches without a backward pass, as in an evaluation",
+            "a peak in a backward pass, in the optimizer, or in a forward pass before one",
         ),
         at_peak: Kind::Spare,
         least: LEAST_SAVED,
@@ -201,16 +203,16 @@ const REMEDIES: &[Remedy] = &[
                 && held.evaluated.0.saturating_mul(LEAST_SAVED) >= held.bytes.0
         },
         what: |_| {
-            "gradients of the last step, and the peak is not in a step: no backward pass follows that needs what the model made (evaluation)".into()
+            "gradients of the last step, although the peak is not in a training step: no backward pass follows (evaluation)".into()
         },
-        sure: "certain that no backward pass used what the model had made by then; gradients that are added up over steps are needed",
-        fix: "`optimizer.zero_grad(set_to_none=True)` after the step, before the evaluation: gradients that are set to zero keep their memory",
+        sure: "certain that no backward pass used the model's activations; gradients that accumulate over steps are still needed",
+        fix: "call `optimizer.zero_grad(set_to_none=True)` before the evaluation: gradients set to zero keep their memory",
     },
     Remedy {
         purpose: Purpose::Buckets,
         cause: cause(
             "DDP's buckets beside the gradients",
-            "blocks that `DistributedDataParallel` made itself, held beside gradients, a twelfth of all at least",
+            "blocks that `DistributedDataParallel` allocated itself, held beside gradients, at least a twelfth of the total",
             "gradients that are views of the buckets",
         ),
         at_peak: Kind::Peak,
@@ -220,16 +222,18 @@ const REMEDIES: &[Remedy] = &[
                 |holder: &Holder| holder.signs.has(Sign::Backward) && facts.role(holder) == "gradients";
             held.sum(of_backward).0.saturating_mul(4) >= it.bytes.0
         },
-        what: |_| "buckets in which DistributedDataParallel reduces gradients, beside these".into(),
-        sure: "certain: DistributedDataParallel's own code made them, and the gradients are blocks of their own",
-        fix: "`DistributedDataParallel(..., gradient_as_bucket_view=True)`",
+        what: |_| {
+            "buckets in which DistributedDataParallel reduces gradients, separate from the gradients".into()
+        },
+        sure: "certain: DistributedDataParallel's own code allocated them, and the gradients are separate blocks",
+        fix: "use `DistributedDataParallel(..., gradient_as_bucket_view=True)`",
     },
     Remedy {
         purpose: Purpose::Collected,
         cause: cause(
             "outputs collected on the GPU until the loop ends",
-            "blocks of one stack that a loop outside of any model made one by one, and that went all together",
-            "layers of a model, what the backward pass gives back, and a ring that lets its oldest go",
+            "blocks of one call stack that a loop outside any model allocated one by one, and that were all freed together",
+            "layers of a model, memory that the backward pass frees, and a ring that drops its oldest entry",
         ),
         // Some loops need what they collect: a caller decides.
         at_peak: Kind::Spare,
@@ -237,18 +241,18 @@ const REMEDIES: &[Remedy] = &[
         is: |facts, _, it| facts.growing().is_empty() && it.blocks >= LEAST_RESULTS,
         what: |it| {
             format!(
-                "results that a loop collects: {} blocks, made one by one, that go together",
+                "results that a loop collects: {} blocks, allocated one by one and freed together",
                 count(it.blocks)
             )
         },
-        sure: "likely: none went while the loop ran, and other work was done between any two",
-        fix: "keep only what is needed of each: return the loss or a number (`.item()`), or move it at once (`.detach().cpu()`)",
+        sure: "likely: none was freed while the loop ran, and other work ran between any two",
+        fix: "keep only what you need of each: return the loss or a number (`.item()`), or move it at once (`.detach().cpu()`)",
     },
     Remedy {
         purpose: Purpose::Converted,
         cause: cause(
             "autocast's cache of converted weights",
-            "no backward pass, and blocks of a model's code of half the sizes of the weights",
+            "no backward pass, and blocks of a model's code with half the sizes of the weights",
             "a backward pass, which needs the copies",
         ),
         at_peak: Kind::Peak,
@@ -259,18 +263,16 @@ const REMEDIES: &[Remedy] = &[
                 && weights.is_some_and(|weights| it.bytes.0.saturating_mul(4) >= weights.bytes.0)
         },
         what: |_| {
-            "copies of the weights in half their width: `torch.autocast` caches them until its region ends"
-                .into()
+            "half-width copies of the weights: `torch.autocast` caches them until its region ends".into()
         },
-        sure: "likely: their sizes are half of those of the weights, one by one",
-        fix: "`torch.autocast(..., cache_enabled=False)`, shorter regions, or weights that are converted once (`model.bfloat16()`)",
+        sure: "likely: their sizes are half those of the weights, one by one",
+        fix: "use `torch.autocast(..., cache_enabled=False)`, shorter regions, or convert the weights once (`model.bfloat16()`)",
     },
     Remedy {
         purpose: Purpose::State,
         cause: cause(
-            "the optimizer's state, made at its first step",
-            "a request that failed at a line of the optimizer, while its state was two fifths of what was held, or that went well before the state \
-             was there, and nothing grows",
+            "the optimizer's state, created at its first step",
+            "a request that failed at a line of the optimizer while its state was two fifths of the memory in use, or one that succeeded before the state existed; nothing grows",
             "temporaries of the step, and growth",
         ),
         at_peak: Kind::Beyond,
@@ -289,23 +291,22 @@ const REMEDIES: &[Remedy] = &[
             }
             Some(Failure::Refused(_) | Failure::Jax(..)) | None => false,
         },
-        what: |it| {
-            match it.then {
+        what: |it| match it.then {
             Some(then) if then.0.saturating_mul(4) <= it.bytes.0 => {
-                "state of the optimizer, which its first step made: a step before that asked for as much and had room".into()
+                "optimizer state, created at the first step: an earlier step requested as much and had room"
+                    .into()
             }
-            _ => "state of the optimizer, which its first step makes".into(),
-        }
+            _ => "optimizer state, which is created at the first step".into(),
         },
-        sure: "certain: the optimizer's own code asked for it",
-        fix: "include an optimizer step when you choose the batch size, use less state (8-bit Adam, Adafactor, SGD), or shard it (FSDP)",
+        sure: "certain: the optimizer's own code allocated it",
+        fix: "run an optimizer step when you choose the batch size; use less state (8-bit Adam, Adafactor, SGD), or shard it (FSDP)",
     },
     Remedy {
         purpose: Purpose::Activations,
         cause: cause(
-            "activation checkpointing of only a part of the model",
-            "functions that are computed again in the backward pass, and activations of several layers outside of these, half of all",
-            "a model that is all covered, or not at all",
+            "activation checkpointing of only part of the model",
+            "functions that are recomputed in the backward pass, and activations of several layers outside them, which are half of the total",
+            "a model that is checkpointed completely, or not at all",
         ),
         at_peak: Kind::Peak,
         least: 4,
@@ -320,35 +321,36 @@ const REMEDIES: &[Remedy] = &[
                 && outside.is_some_and(|(all, _)| all.0.saturating_mul(2) >= held.bytes.0)
         },
         what: |_| {
-            "activations, most of layers that are not checkpointed, while others of the model are".into()
+            "activations, mostly of layers that are not checkpointed, while other layers of the model are"
+                .into()
         },
-        sure: "certain: most were made outside of `torch.utils.checkpoint` and wait for the backward pass",
-        fix: "checkpoint these layers, too: `x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)`",
+        sure: "certain: most were allocated outside `torch.utils.checkpoint` and are kept for the backward pass",
+        fix: "checkpoint these layers as well: `x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)`",
     },
     Remedy {
         purpose: Purpose::Data,
         cause: cause(
             "data kept on the GPU",
-            "tensors that a line of the program made outside of any model, and that stay",
-            "growth, weights, what was taken in one go, what a model makes, and what the call that failed was working on",
+            "tensors that a line of the program allocated outside any model, and that stay",
+            "growth, weights, memory allocated in one go, activations, and memory that the failed call was working on",
         ),
         at_peak: Kind::Spare,
         least: 5,
         is: is_data,
         what: |it| {
             format!(
-                "tensors that this line of the program made outside of any model, and that stay ({} blocks)",
+                "tensors that this line allocated outside any model and that stay allocated ({} blocks)",
                 count(it.blocks)
             )
         },
-        sure: "certain that they are held; that each step needs only a part of them is a guess",
-        fix: "keep them on the CPU and move what a step needs (`batch.to(\"cuda\", non_blocking=True)`), or use a smaller type",
+        sure: "certain that they are held; that each step needs only some of them is a guess",
+        fix: "keep them on the CPU and move what a step needs (`batch.to(\"cuda\", non_blocking=True)`), or use a smaller dtype",
     },
     Remedy {
         purpose: Purpose::Temporaries,
         cause: cause(
-            "one temporary that is most of the peak",
-            "at the peak, one block of a line of the program's own that is two thirds of all, and that is given back at once",
+            "one temporary that dominates the peak",
+            "at the peak, one block of a line of the program's own that is two thirds of the total, and that is freed at once",
             "blocks that stay, and several of one kind",
         ),
         at_peak: Kind::Peak,
@@ -359,19 +361,18 @@ const REMEDIES: &[Remedy] = &[
         },
         what: |it| {
             format!(
-                "temporaries of this function, most of them one block of {}, given back at once",
+                "temporaries of this function, mostly one block of {} that is freed at once",
                 bytes(it.largest)
             )
         },
-        sure: "certain of the size and of its life; that it can be avoided is a guess",
-        fix: "work in pieces (`torch.chunk`), or keep it out of memory: indices instead of one-hot, `cdist` or a matrix product instead of a \
-              broadcast difference, `expand` instead of `repeat`",
+        sure: "certain of its size and lifetime; that it can be avoided is a guess",
+        fix: "work in chunks (`torch.chunk`), or avoid it: indices instead of one-hot, `cdist` instead of a broadcast, `expand` for `repeat`",
     },
     Remedy {
         purpose: Purpose::Temporaries,
         cause: cause(
             "temporaries of one function",
-            "what one function of the program makes and gives back sets the peak: without it, that is half as high",
+            "memory that one function of the program allocates and frees sets the peak: without it, the peak is half as high",
             "temporaries of many functions",
         ),
         at_peak: Kind::Spare,
@@ -379,13 +380,13 @@ const REMEDIES: &[Remedy] = &[
         is: |facts, _, it| facts.failure.is_none() && it.blocks > 1 && it.signs.has(Sign::Own),
         what: |it| {
             format!(
-                "what this function makes and gives back ({} blocks of up to {})",
+                "temporaries that this function allocates and frees ({} blocks of up to {})",
                 count(it.blocks),
                 bytes(it.largest)
             )
         },
-        sure: "certain of sizes and lives; that they can be avoided is a guess",
-        fix: "work in pieces there (`torch.chunk`), `del` what is not used again before the next line, or write in place",
+        sure: "certain of sizes and lifetimes; that they can be avoided is a guess",
+        fix: "work in chunks there (`torch.chunk`), `del` what the next line does not use, or write in place",
     },
 ];
 
@@ -481,7 +482,7 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
     let (without, lower) = (bytes(Bytes(held.bytes.0.saturating_sub(saved.0))), bytes(saved));
     let worth = match (facts.failure, is_part) {
         (Some(_), _) => format!("needs up to {lower} less at that moment"),
-        (None, true) => format!("the peak is up to {lower} lower: without any of them it is {without}"),
+        (None, true) => format!("the peak is up to {lower} lower: without any of it, it is {without}"),
         (None, false) => {
             format!("the peak is about {lower} lower, at {without}")
         }
@@ -522,26 +523,26 @@ pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
     let most = held.holdings.first()?;
     let (name, less) = match most.purpose {
         Purpose::Weights if !most.signs.has(Sign::Model) => {
-            ("tensors held from the start on", "fewer of these, or a smaller type")
+            ("tensors held from the start", "keep fewer of these, or use a smaller dtype")
         }
-        Purpose::Weights => ("weights", "a smaller type, or sharding (FSDP, ZeRO)"),
-        Purpose::Gradients => ("gradients", "a smaller type, or sharding (FSDP, ZeRO)"),
-        Purpose::State => ("state of the optimizer", "an 8-bit or sharded optimizer (FSDP, ZeRO)"),
+        Purpose::Weights => ("weights", "use a smaller dtype, or sharding (FSDP, ZeRO)"),
+        Purpose::Gradients => ("gradients", "use a smaller dtype, or sharding (FSDP, ZeRO)"),
+        Purpose::State => ("optimizer state", "use an 8-bit or sharded optimizer (FSDP, ZeRO)"),
         Purpose::Activations if !is_awaited(facts, most) => {
-            ("what a model made and the program keeps", "fewer of these on the GPU")
+            ("outputs of a model that the program keeps", "keep fewer of these on the GPU")
         }
         Purpose::Activations => {
-            ("activations", "activation checkpointing (`torch.utils.checkpoint`), or a smaller batch")
+            ("activations", "use activation checkpointing (`torch.utils.checkpoint`), or a smaller batch")
         }
         Purpose::Temporaries => {
-            ("temporaries of one function", "a smaller batch, or the same work in pieces")
+            ("temporaries of one function", "use a smaller batch, or do the same work in chunks")
         }
-        Purpose::BackwardTemporaries => ("temporaries of the backward pass", "a smaller batch"),
-        Purpose::Cache => ("a KV cache", "fewer or shorter sequences, or a lower `gpu_memory_utilization`"),
-        Purpose::OptimizerTemporaries => ("temporaries of the optimizer", "`fused=True`"),
-        Purpose::Copy | Purpose::Loaded => ("a copy of the weights", "the copy on the CPU"),
-        Purpose::Data => ("tensors that the program keeps", "these on the CPU, or in a smaller type"),
-        Purpose::Attention => ("scores of attention", "`scaled_dot_product_attention`"),
+        Purpose::BackwardTemporaries => ("temporaries of the backward pass", "use a smaller batch"),
+        Purpose::Cache => ("a KV cache", "run fewer or shorter sequences, or lower `gpu_memory_utilization`"),
+        Purpose::OptimizerTemporaries => ("temporaries of the optimizer", "use `fused=True`"),
+        Purpose::Copy | Purpose::Loaded => ("a copy of the weights", "keep the copy on the CPU"),
+        Purpose::Data => ("tensors that the program keeps", "keep these on the CPU, or use a smaller dtype"),
+        Purpose::Attention => ("attention scores", "use `scaled_dot_product_attention`"),
         Purpose::Converted
         | Purpose::Collected
         | Purpose::GraphOfLoop

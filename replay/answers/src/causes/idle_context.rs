@@ -8,9 +8,9 @@ use gputrace_schemas::event::Bytes;
 use gputrace_trace::words::bytes;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "context on a GPU that is not used",
+    name: "CUDA context on an unused GPU",
     kind: Kind::Kept,
-    needs: "a context on a device where nothing was asked for, beside a device that is used",
+    needs: "a context on a device with no request, beside a device that is used",
     against: "any allocation there",
     find,
 };
@@ -29,7 +29,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let idle: Vec<_> = idle.map(|context| (context, charged(context.device).unwrap_or_default())).collect();
     let (context, held) = idle.iter().max_by_key(|(context, held)| (*held, Reverse(context.device)))?;
     ledger.devices.keys().any(|device| *device >= 0 && is_used(*device)).then(|| {
-        let much = if held.0 > 0 { bytes(*held) } else { "some hundred MiB".into() };
+        let much = if held.0 > 0 { bytes(*held) } else { "a few hundred MiB".into() };
         Case {
             what: format!(
                 "the process holds a context on {} ({much}) and never allocates there",
@@ -37,9 +37,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             ),
             site: facts.site(context.site),
             bytes: Bytes(held.0),
-            sure: "certain: the context is in the trace, and no allocation on that device".into(),
+            sure: "certain: the trace has the context, and no allocation on that device".into(),
             fix: Fix::words(
-                "hide the device from the process (`CUDA_VISIBLE_DEVICES`), or call `torch.cuda.set_device` before anything else of CUDA",
+                "hide the device from the process (`CUDA_VISIBLE_DEVICES`), or call `torch.cuda.set_device` before any other CUDA call",
                 "",
             ),
             verb: "report --all",

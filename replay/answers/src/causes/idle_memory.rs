@@ -4,10 +4,10 @@ use super::{Case, Cause, Facts, Fix, Kind};
 use gputrace_trace::words::{bytes, time};
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "idle after the work that it was made for",
+    name: "left idle after its work",
     kind: Kind::Kept,
-    needs: "a fifth of the peak at least that a function made and ran a model beside, and that stayed long after its last call",
-    against: "captured graphs, which use memory without asking for any; calls of the function later on",
+    needs: "at least a fifth of the peak that a function allocated and ran a model with, and that stayed long after its last call",
+    against: "captured graphs, which use memory without requesting any; later calls of the function",
     find,
 };
 
@@ -25,21 +25,21 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     }
     Some(Case {
         what: format!(
-            "{} lie idle at the peak: `{}` made them here, asked for memory last at {}, and others went on without it",
+            "{} lie idle at the peak: `{}` allocated them here, last requested memory at {}, and other code ran without it since",
             bytes(idle.bytes),
             idle.function,
             time(facts.story.since_start(idle.over))
         ),
         site: facts.site(idle.site),
         bytes: idle.bytes,
-        sure: "likely: no call of that function is seen afterwards; that nothing reads them is not recorded"
+        sure: "likely: the function was not called again; whether anything reads the memory is not recorded"
             .into(),
         fix: Fix::words(
             format!(
-                "let go of it when `{}` returns: no attribute or global should keep it (`self.… = None`, `del`)",
+                "drop it when `{}` returns: no attribute or global should keep it (`self.… = None`, `del`)",
                 idle.function
             ),
-            format!("gives back {}", bytes(idle.bytes)),
+            format!("frees {}", bytes(idle.bytes)),
         ),
         verb: "report --peak",
     })

@@ -13,10 +13,9 @@ const LEAST_SIZES: u64 = 8;
 const NEXT: u64 = 115;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "a cache joined anew at each step (`torch.cat`)",
+    name: "a cache concatenated at each step (`torch.cat`)",
     kind: Kind::Peak,
-    needs: "a line whose sizes only rise, and of which two sizes in a row are held together at the peak, or for which segments were bought \
-            although as much was free",
+    needs: "a line whose sizes only rise, and of which two successive sizes are held together at the peak, or for which segments were allocated although as much was free",
     against: "sizes that also fall, and a cache that is written in place",
     find,
 };
@@ -52,12 +51,12 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_twice = twice.0.saturating_mul(4) >= all.0 && facts.is_much(twice);
     (all.0.saturating_mul(4) >= held.bytes.0 && (is_twice || facts.is_much(Bytes(misfit)))).then(|| {
         let copies = match is_twice {
-            true => format!("at the peak {} of them are the old copies, held until the new ones are there", bytes(twice)),
-            false => format!("{} were bought for sizes that fit nothing that was free", bytes(Bytes(misfit))),
+            true => format!("at the peak {} of them are the old copies, held until the new ones are complete", bytes(twice)),
+            false => format!("{} were reserved for sizes that no free block could fit", bytes(Bytes(misfit))),
         };
         Case {
             what: format!(
-                "this line joins a cache anew each time, larger each time ({} sizes): {} in use there; {copies}",
+                "this line concatenates a cache, larger each time ({} sizes): {} in use there; {copies}",
                 count(most.rising_sizes),
                 bytes(all)
             ),
@@ -65,7 +64,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             bytes: twice.max(Bytes(misfit)),
             sure: "certain: each size was larger than all before, and the blocks overlap".into(),
             fix: Fix::words(
-                "make the cache once for the longest length and write into it (`cache[:, :, position] = k`), instead of `torch.cat` each step",
+                "allocate the cache once for the longest length and write into it (`cache[:, :, position] = k`), instead of `torch.cat` each step",
                 "",
             ),
             verb: "report --peak",

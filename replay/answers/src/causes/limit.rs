@@ -9,7 +9,7 @@ use gputrace_trace::words::bytes;
 pub(super) const CAUSE: Cause = Cause {
     name: "a limit that the program set",
     kind: Kind::Beyond,
-    needs: "a request of PyTorch's that failed although the device had room for it, while nothing grows",
+    needs: "a request to PyTorch that failed although the device had room for it, while nothing grows",
     against: "a driver that refused, growth up to the limit, or a setting of the allocator with which it fits",
     find,
 };
@@ -24,7 +24,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let (free, total) = error.device.filter(|_| error.wall() == Wall::Limit)?;
     Some(Case {
         what: format!(
-            "{} in use under the limit that the program set, while {} of the device's {} were free",
+            "{} in use under the limit that the program set, although {} of the device's {} were free",
             bytes(error.allocated),
             bytes(free),
             bytes(total)
@@ -32,8 +32,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         site: facts.site(error.site),
         // What fills the limit explains more.
         bytes: Bytes(0),
-        sure: "certain: the driver had more free than was asked for, and was not asked".into(),
-        fix: Fix::words("raise `torch.cuda.set_per_process_memory_fraction`, or need less", ""),
+        sure: "certain: the device had room, and PyTorch did not ask the driver".into(),
+        fix: Fix::words("raise `torch.cuda.set_per_process_memory_fraction`, or use less memory", ""),
         verb: "oom",
     })
 }

@@ -8,9 +8,9 @@ use gputrace_report::summary::used_devices;
 use gputrace_trace::words::bytes;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "managed memory beyond the card",
+    name: "managed memory larger than the card",
     kind: Kind::Beyond,
-    needs: "managed memory and memory of the device that together were more than the card has",
+    needs: "managed and device memory that together exceeded the card",
     against: "managed memory that fits",
     find,
 };
@@ -26,7 +26,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let most = books.managed.sites().max_by_key(|part| (part.at_peak.bytes, std::cmp::Reverse(part.id)))?;
     Some(Case {
         what: format!(
-            "{} of managed memory on {}, which has {}: {} do not fit, and their pages move between card and host",
+            "{} of managed memory on {}, which has {}: {} do not fit, and pages move between card and host",
             bytes(managed),
             device(ordinal),
             bytes(total),
@@ -36,7 +36,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: more,
         sure: "certain that it does not fit; which pages move is not recorded".into(),
         fix: Fix::words(
-            "work on parts that fit, and prefetch each (`cudaMemPrefetchAsync`) before it is used",
+            "work on parts that fit, and prefetch each (`cudaMemPrefetchAsync`) before you use it",
             "",
         ),
         verb: "report --all",

@@ -113,18 +113,18 @@ impl Kind {
             Kind::Abandoned => ("abandoned", "a pool was left behind"),
             Kind::Wasted => ("wasted", "memory was reserved and not used"),
             Kind::Uneven => ("uneven", "uneven devices"),
-            Kind::Beyond => ("beyond", "more than the card has"),
-            Kind::Elsewhere => ("elsewhere", "others hold the memory"),
+            Kind::Beyond => ("beyond", "more memory than the card has"),
+            Kind::Elsewhere => ("elsewhere", "other processes hold the memory"),
             Kind::Peak => ("peak", "the peak can be lower"),
             Kind::Spare => ("nothing_wrong", "nothing is wrong; the peak could be lower"),
-            Kind::Churned => ("churned", "memory was given back and bought again"),
+            Kind::Churned => ("churned", "memory was released and reserved again"),
         }
     }
 }
 
 /// Something that can be wrong.
 pub struct Cause {
-    /// What people call it.
+    /// Its common name.
     pub name: &'static str,
     /// What of the memory it is that goes wrong.
     pub kind: Kind,

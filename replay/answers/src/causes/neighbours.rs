@@ -12,7 +12,7 @@ const MUCH: u64 = 4;
 pub(super) const CAUSE: Cause = Cause {
     name: "other processes on the card",
     kind: Kind::Elsewhere,
-    needs: "a request that the device had no room for, while others held a quarter of it and more than was asked for",
+    needs: "a request that the device had no room for, while other processes held a quarter of it and more than was requested",
     against: "a limit of PyTorch's own",
     find,
 };
@@ -34,7 +34,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_enough = failure.asked().is_some_and(|asked| elsewhere >= asked.0);
     (is_much && is_enough).then(|| Case {
         what: format!(
-            "{} in use, {} more reserved, and others held {} of the device's {}",
+            "{} in use, {} more reserved, and other processes held {} of the device's {}",
             bytes(error.allocated),
             bytes(Bytes(error.reserved.0.saturating_sub(error.allocated.0))),
             bytes(Bytes(elsewhere)),
@@ -43,8 +43,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         site: facts.site(error.site),
         bytes: Bytes(elsewhere),
         sure: match own {
-            Some(_) => "certain: the driver's own figure at that moment, without what this process has",
-            None => "the driver's own figure at that moment, without what this process was given; its own context is among it",
+            Some(_) => "certain: the driver's own figure at that moment, without the memory of this process",
+            None => {
+                "the driver's own figure at that moment, without the memory of this process; its own context is included"
+            }
         }
         .into(),
         fix: Fix::words(

@@ -8,8 +8,8 @@ use gputrace_trace::words::{bytes, count};
 pub(super) const CAUSE: Cause = Cause {
     name: "JAX buffers not donated",
     kind: Kind::Peak,
-    needs: "a function that runs again and again, whose outputs are as large as nine tenths of its arguments, and take the memory of none",
-    against: "donated arguments, and outputs that are small beside what the process holds",
+    needs: "a function that runs repeatedly, and whose outputs are at least nine tenths of its arguments in size but reuse none of their memory",
+    against: "donated arguments, and outputs that are small compared with what the process holds",
     find,
 };
 
@@ -32,7 +32,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let (step, arguments, outputs) = steps.max_by_key(|(.., outputs)| *outputs)?;
     Some(Case {
         what: format!(
-            "`{}` takes {} and gives {} anew, {} times, and none of it in donated memory: old and new are held together",
+            "`{}` takes {} and returns {} in new buffers, {} times, and donates none: old and new are held together",
             step.name,
             bytes(arguments),
             bytes(outputs),

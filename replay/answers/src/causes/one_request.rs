@@ -13,8 +13,8 @@ const MOST_TIMES: u64 = 256;
 pub(super) const CAUSE: Cause = Cause {
     name: "one request larger than the card",
     kind: Kind::Beyond,
-    needs: "a request that failed, of more than half of the device, and that with what was in use is more than the device",
-    against: "more in use than was asked for, or enough on the device for both",
+    needs: "a failed request for more than half of the device, which exceeds the device together with the memory in use",
+    against: "more in use than was requested, or enough on the device for both",
     find,
 };
 
@@ -22,7 +22,7 @@ pub(super) const CAUSE: Cause = Cause {
 pub(super) const TWICE: Cause = Cause {
     name: "a large intermediate result, needed twice",
     kind: Kind::Beyond,
-    needs: "a request of a quarter of the device that failed while one block of that size, or of half or twice that, was two thirds of what was in use, from the same file",
+    needs: "a failed request for a quarter of the device, while one block of that size, or half or twice as large, was two thirds of the memory in use, from the same file",
     against: "several layers, or several blocks of that size",
     find: twice,
 };
@@ -46,8 +46,7 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
         asked.0.saturating_mul(4) >= total.0 && asked.0.saturating_add(error.allocated.0) > total.0;
     (is_most && is_beyond && total.0 > 0 && !is_before).then(|| Case {
         what: format!(
-            "{} of {} in use are one tensor, made at {}, and {} more were asked for to work on it: both are more than \
-             the card's {}",
+            "{} of {} in use are one tensor, allocated at {}. Working on it needs {} more: together that exceeds the card's {}",
             bytes(Bytes(size)),
             bytes(error.allocated),
             facts.site(twin.site),
@@ -58,7 +57,7 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
         bytes: Bytes(size.saturating_add(asked.0)),
         sure: "certain of the sizes; how the tensor came to be so large is not recorded".into(),
         fix: Fix::words(
-            "work in pieces (`torch.chunk`), or never build it: `torch.cdist`, `torch.sparse.mm`, indices, or `expand` instead of `repeat`",
+            "work in chunks (`torch.chunk`), or never build it: `torch.cdist`, `torch.sparse.mm`, indices, or `expand` instead of `repeat`",
             "",
         ),
         verb: "oom",
@@ -109,7 +108,7 @@ fn previous(facts: &Facts<'_>) -> Option<Case> {
 }
 
 /// What JAX asks for at once is mostly the memory that an executable works in.
-const OF_JAX: &str = "use a smaller batch or `jax.lax.map(..., batch_size=n)`; for gradients of `lax.scan`, `jax.checkpoint` on its body";
+const OF_JAX: &str = "use a smaller batch or `jax.lax.map(..., batch_size=n)`; for gradients of `lax.scan`, use `jax.checkpoint` on its body";
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let failure = facts.failure?;
@@ -130,28 +129,28 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         return None;
     }
     let sure = match is_beyond {
-        true => "certain: the request and what was in use are more than the device",
+        true => "certain: the request and the memory in use exceed the device",
         false => "likely: the request is most of the device; how much of the rest was in use is not known",
     };
     let than = if asked >= total {
-        format!("the card has {} in all, and no setting makes it fit", bytes(total))
+        format!("the card has only {}, and no setting makes it fit", bytes(total))
     } else {
         format!("{} of the card's {} were in use", bytes(used), bytes(total))
     };
     let (times, fix) = match multiple(facts, asked) {
         Some((times, holder)) => (
             format!(
-                "; it is exactly {} times the {} that {} made: likely a `repeat`, or an `expand` made dense",
+                "; it is exactly {} times the {} that {} allocated: likely a `repeat`, or an `expand` made contiguous",
                 count(times),
                 bytes(Bytes(asked.0 / times)),
                 facts.site(holder.site)
             ),
-            "keep the smaller tensor and broadcast it: `unsqueeze`/`expand` instead of `repeat`, and no `.contiguous()` or `reshape` of it",
+            "keep the smaller tensor and broadcast it: `unsqueeze`/`expand` instead of `repeat`, without `.contiguous()` or `reshape`",
         ),
         None if matches!(failure, Failure::Jax(..)) => (String::new(), OF_JAX),
         None => (
             String::new(),
-            "build it in pieces, or not at all: reduce without the dense tensor (`scatter_reduce`, `index_add`), or a smaller size there",
+            "build it in chunks, or avoid the dense tensor (`scatter_reduce`, `index_add`), or reduce its size",
         ),
     };
     Some(Case {

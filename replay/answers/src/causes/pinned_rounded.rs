@@ -12,8 +12,8 @@ const LEAST: u64 = 1 << 30;
 pub(super) const CAUSE: Cause = Cause {
     name: "pinned memory rounded up to a power of two",
     kind: Kind::Kept,
-    needs: "a piece of pinned memory of PyTorch's of a GiB at least, whose size is a power of two, and more than the devices hold",
-    against: "sizes that are no power of two, and pinned memory that is a small part",
+    needs: "a piece of PyTorch's pinned memory of at least 1 GiB, whose size is a power of two, and more than the devices hold",
+    against: "sizes that are not a power of two, and pinned memory that is a small part",
     find,
 };
 
@@ -27,15 +27,14 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let most = pinned.max_by_key(|object| object.bytes)?;
     (most.bytes.0.saturating_mul(2) >= facts.all.0).then(|| Case {
         what: format!(
-            "{} of page-locked host memory were asked for here in one piece, a power of two: PyTorch's pinned allocator rounds each request up \
-             to the next, so that almost half of it may be unused",
+            "this line requested {} of page-locked host memory in one piece. PyTorch's pinned allocator rounds each request up to a power of two, so almost half of it may be unused",
             bytes(most.bytes)
         ),
         site: facts.site(most.site),
         bytes: Bytes(most.bytes.0 / 2),
-        sure: "likely: the size is a power of two; what the program asked for is not recorded".into(),
+        sure: "likely: the size is a power of two; the size that the program requested is not recorded".into(),
         fix: Fix::words(
-            "make the buffer a power of two in size, or pin the exact size yourself: `torch.cuda.cudart().cudaHostRegister`",
+            "choose a power of two as size, or pin the exact size yourself: `torch.cuda.cudart().cudaHostRegister`",
             format!("saves up to {}", bytes(Bytes(most.bytes.0 / 2))),
         ),
         verb: "report --all",

@@ -11,8 +11,8 @@ use gputrace_trace::words::bytes;
 pub(super) const CAUSE: Cause = Cause {
     name: "freed blocks that another stream still uses (`record_stream`)",
     kind: Kind::Wasted,
-    needs: "a quarter of what was reserved that the program had given back, while PyTorch waited for other streams before it used it again",
-    against: "blocks that can be used again as soon as they are given back",
+    needs: "a quarter of the reserved memory that the program had freed, while PyTorch waited for other streams before it reused it",
+    against: "blocks that can be reused as soon as they are freed",
     find,
 };
 
@@ -39,7 +39,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let site = bought.or_else(|| Some(streams.max_by_key(|used| used.blocks)?.site))?;
     Some(Case {
         what: format!(
-            "{}: at least {} were freed but still used by another stream; PyTorch reserved up to {} for at most {} allocated",
+            "{}: at least {} were freed but still in use on another stream; PyTorch reserved up to {} for at most {} allocated",
             device(ordinal),
             bytes(most),
             bytes(torch.reserved.peak),
@@ -47,9 +47,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(site),
         bytes: most,
-        sure: "certain: PyTorch completed these frees only after events of other streams".into(),
+        sure: "certain: PyTorch completed these frees only after events on other streams".into(),
         fix: Fix::words(
-            "reuse a few buffers after an event of the other stream, or let the CPU run less far ahead (FSDP: `limit_all_gathers=True`)",
+            "reuse a few buffers after an event of the other stream, or let the CPU run ahead less (FSDP: `limit_all_gathers=True`)",
             "",
         ),
         verb: "report --all",

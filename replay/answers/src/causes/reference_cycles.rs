@@ -12,8 +12,8 @@ const LEAST: u64 = 20;
 pub(super) const CAUSE: Cause = Cause {
     name: "reference cycles",
     kind: Kind::Kept,
-    needs: "blocks that Python's collector gave back",
-    against: "blocks that were given back by the program itself",
+    needs: "blocks that Python's garbage collector freed",
+    against: "blocks that the program itself freed",
     find,
 };
 
@@ -29,14 +29,13 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(site.site),
         bytes: cycles.peak,
-        sure: format!("certain: the collector gave back {} of its blocks", count(site.blocks)),
+        sure: format!("certain: the collector freed {} of its blocks", count(site.blocks)),
         fix: Fix::words(
             match facts.holders().any(|holder| holder.site == site.site && holder.signs.has(Sign::Function)) {
                 true => {
-                    "pass the tensors of `forward` to `ctx.save_for_backward(...)`: an output that is an attribute of `ctx` refers to itself \
-                     by its `grad_fn`"
+                    "pass the tensors of `forward` to `ctx.save_for_backward(...)`: an output stored on `ctx` refers to itself through its `grad_fn`"
                 }
-                false => "break the cycle of what is made there: `weakref.proxy`, or `del` of one of its references",
+                false => "break the cycle in what this line creates: `weakref.proxy`, or `del` one of its references",
             },
             "",
         ),

@@ -19,9 +19,9 @@ pub(super) const MANY_STREAMS: usize = 16;
 const LATE: u64 = 10;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "side streams made anew",
+    name: "a new side stream each time",
     kind: Kind::Wasted,
-    needs: "several streams on which one line asked for memory, one after the other, and which hold much less than was reserved for them",
+    needs: "several streams on which one line requested memory, one after the other, and which hold much less than was reserved for them",
     against: "streams that take turns to the end, and a reserve that is in use",
     find,
 };
@@ -30,8 +30,8 @@ pub(super) const CAUSE: Cause = Cause {
 pub(super) const IDLE: Cause = Cause {
     name: "a side stream's idle cache",
     kind: Kind::Spare,
-    needs: "side streams that asked for nothing in the last part of the run, whose blocks are gone, and which had a quarter of what was reserved",
-    against: "streams that take turns to the end, segments that went back to the driver, and a reserve that is in use",
+    needs: "side streams that requested nothing in the last part of the run, whose blocks are freed, and which had a quarter of the reserved memory",
+    against: "streams that take turns to the end, segments that were released to the driver, and a reserve that is in use",
     find: idle,
 };
 
@@ -59,17 +59,17 @@ fn idle(facts: &Facts<'_>) -> Option<Case> {
     }
     Some(Case {
         what: format!(
-            "{}: {} stay reserved for a side stream that asked last at {}",
+            "{}: {} stay reserved for a side stream whose last request was at {}",
             device(ordinal),
             bytes(free),
             time(facts.story.since_start(most.until))
         ),
         site: facts.site(most.site),
         bytes: free,
-        sure: "certain: what is free on a stream serves only that stream".into(),
+        sure: "certain: memory that is free on a stream serves only that stream".into(),
         fix: Fix::words(
-            "`torch.cuda.empty_cache()` once after that work, or the same work on the main stream",
-            format!("gives back up to {}", bytes(free)),
+            "call `torch.cuda.empty_cache()` once after that work, or do it on the main stream",
+            format!("frees up to {}", bytes(free)),
         ),
         verb: "report --all",
     })
@@ -115,8 +115,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let n = count(streams.len() as u64);
     Some(Case {
         what: format!(
-            "{}: {} are free on {n} streams, and what is free on a stream serves only requests of that stream: PyTorch reserved up to {} for \
-             at most {} in use",
+            "{}: {} are free on {n} streams, and free memory serves only requests of its own stream: PyTorch reserved up to {} for at most {} in use",
             device(ordinal),
             bytes(free),
             bytes(torch.reserved.peak),
@@ -125,11 +124,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         site: facts.site(streams[0].site),
         bytes: free,
         sure: format!(
-            "certain: this line asked for memory on {n} streams, {} times each at most",
+            "certain: this line requested memory on {n} streams, at most {} times each",
             count(most(&streams))
         ),
         fix: Fix::words(
-            "make the side streams once, outside of the loop, and use them again",
+            "create the side streams once, outside the loop, and reuse them",
             format!("needs about {} less", bytes(Bytes(free.0 - free.0 / streams.len() as u64))),
         ),
         verb: "report --all",

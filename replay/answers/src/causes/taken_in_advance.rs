@@ -7,10 +7,10 @@ use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "memory taken in advance (KV cache, pool)",
+    name: "preallocated memory (KV cache, pool)",
     kind: Kind::Beyond,
-    needs: "a request that failed while equal blocks that one line had asked for in one go were two fifths of what was held at least",
-    against: "parameters, and what a model makes as it runs",
+    needs: "a request that failed while equal blocks that one line had requested in one go were at least two fifths of the memory in use",
+    against: "parameters, and what a model allocates as it runs",
     find,
 };
 
@@ -47,25 +47,24 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     }
     let again = match failure {
         Failure::Torch(_, error) if error.site == site => {
-            "; the request that failed is of the same line: a second one (an engine, a worker, a model) wants its share, too"
+            "; the failed request is from the same line: a second engine, worker or model also wants its share"
         }
         _ => "",
     };
     Some(Case {
         what: format!(
-            "{} were taken in advance, {} blocks in one go, as a KV cache or a pool is{again}",
+            "{} were preallocated, {} blocks in one go, like a KV cache or a pool{again}",
             bytes(taken),
             count(blocks)
         ),
         site: facts.site(site),
         bytes: taken,
         sure:
-            "certain that they were asked for together and still held; likely that they were taken in advance"
+            "certain that they were requested together and are still held; likely that they were preallocated"
                 .into(),
         fix: Fix::words(
-            "let it take a smaller part: lower `gpu_memory_utilization` (or the share that this line computes), so that all that share the \
-             card fit",
-            format!("half of it gives {} free", bytes(gputrace_schemas::event::Bytes(taken.0 / 2))),
+            "lower `gpu_memory_utilization` (or the share that this line computes), so all that share the card fit",
+            format!("half of it frees {}", bytes(gputrace_schemas::event::Bytes(taken.0 / 2))),
         ),
         verb: "oom",
     })

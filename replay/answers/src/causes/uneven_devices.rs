@@ -11,7 +11,7 @@ pub(super) const CAUSE: Cause = Cause {
     name: "work gathered on one of them",
     kind: Kind::Uneven,
     needs: "two devices that one process uses, and a line that held more on one of them",
-    against: "caches, and what libraries take on each device",
+    against: "caches, and memory that libraries take on each device",
     find,
 };
 
@@ -30,7 +30,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: Bytes(loaded.total.0.saturating_sub(other.total.0)),
         sure: format!("certain: this line held {} there and less here", bytes(more)),
         fix: Fix::words(
-            "spread what this line makes: one process for each GPU (DistributedDataParallel), or the loss in `forward`",
+            "spread this line's work: one process per GPU (DistributedDataParallel), or compute the loss in `forward`",
             "",
         ),
         verb: "report --all",

@@ -10,9 +10,8 @@ use gputrace_trace::words::bytes;
 pub(super) const CAUSE: Cause = Cause {
     name: "a large result upcast to float32 (logits)",
     kind: Kind::Peak,
-    needs: "at the peak, two blocks of a model's code of which one was made after the other and is exactly twice as large, and which are two \
-            fifths of all",
-    against: "smaller ones, and layers that have several of them",
+    needs: "at the peak, two blocks of a model's code, together two fifths of the total, of which the later one is exactly twice as large",
+    against: "smaller blocks, and layers that have several of them",
     find,
 };
 
@@ -44,7 +43,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let both = Bytes(size.0 + size.0 / 2);
     (both.0.saturating_mul(5) >= held.bytes.0.saturating_mul(2)).then(|| Case {
         what: format!(
-            "{} of the peak of {} are one result twice: {} from {}, and a copy in twice the width, {}, made here",
+            "{} of the peak of {} are one result twice: {} from {}, and a copy at twice the width, {}, allocated here",
             bytes(both),
             bytes(held.bytes),
             bytes(Bytes(size.0 / 2)),
@@ -53,9 +52,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(wide.site),
         bytes: both,
-        sure: "likely: the later block is exactly twice as large, as `.float()` of a 16-bit tensor is".into(),
+        sure: "likely: the later block is exactly twice as large, as with `.float()` of a 16-bit tensor".into(),
         fix: Fix::words(
-            "upcast only what is used (`logits[:, -1].float()`), compute logits of those positions only, or a loss that works in chunks",
+            "upcast only what you use (`logits[:, -1].float()`), compute only those logits, or use a loss that works in chunks",
             format!("the copy is {}", bytes(size)),
         ),
         verb: "report --peak",

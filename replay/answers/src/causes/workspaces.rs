@@ -11,9 +11,9 @@ use gputrace_trace::words::{bytes, count};
 const LEAST_STREAMS: usize = 3;
 
 pub(super) const CAUSE: Cause = Cause {
-    name: "a workspace of cuBLAS for each stream",
+    name: "one cuBLAS workspace per stream",
     kind: Kind::Kept,
-    needs: "blocks that PyTorch asked for as workspaces, on several streams",
+    needs: "blocks that PyTorch requested as workspaces, on several streams",
     against: "streams of captured graphs; one or two streams, whose workspaces any program has; a few streams that take turns to the end",
     find,
 };
@@ -33,7 +33,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_of_graphs = n_graphs > 0 && streams.len() < MANY_STREAMS.max(n_graphs + LEAST_STREAMS);
     (streams.len() >= LEAST_STREAMS && is_made_anew && !is_of_graphs && facts.is_much(held)).then(|| Case {
         what: format!(
-            "{} are workspaces of cuBLAS: one for each of {} streams that the line below ran the model on, and each handle ({} blocks); they stay",
+            "{} are cuBLAS workspaces, one for each of the {} streams on which the line below ran the model ({} blocks); they are never freed",
             bytes(held),
             count(streams.len() as u64),
             count(n_blocks)
@@ -41,9 +41,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         // The line that chose the stream is the model's caller's.
         site: if most.caller.is_empty() { facts.site(most.site) } else { most.caller.clone() },
         bytes: held,
-        sure: "certain: each is of the size that PyTorch asks for, on a stream of its own".into(),
+        sure: "certain: each has the size that PyTorch requests, on its own stream".into(),
         fix: Fix::words(
-            "make a few streams once and use them again, instead of a new `torch.cuda.Stream()` each time; or the smallest workspaces: `export CUBLAS_WORKSPACE_CONFIG=:16:8`",
+            "reuse a few streams instead of a new `torch.cuda.Stream()` each time, or shrink workspaces: `export CUBLAS_WORKSPACE_CONFIG=:16:8`",
             format!("one stream keeps {}", bytes(Bytes(held.0 / streams.len() as u64))),
         ),
         verb: "report --all",

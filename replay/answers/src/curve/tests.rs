@@ -88,7 +88,7 @@ fn what_is_asked_for_is_named_and_the_recorded_card_only_where_it_is_too_small()
         let (charts, lines) = charts(&["batch"], &all, &[]);
         (charts[0].ceiling.clone().map(|ceiling| (ceiling.name, ceiling.room[2].0 / GIB)), lines)
     };
-    let cut = "where it does not fit, the chart shows what it would reserve if it did".to_owned();
+    let cut = "if a value does not fit, the chart shows how much it would reserve".to_owned();
     let asked = with(|at| {
         let others = Some(vec![("CUDA context".into(), at * GIB / 4)]);
         let shares = Shares {

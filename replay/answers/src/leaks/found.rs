@@ -22,7 +22,7 @@ use gputrace_trace::owners::TORCH;
 /// Turns of a loop that show a program at work, where they call a model and nothing is given back: as many as must rise to be a trend, twice.
 const LEAST_TURNS: u64 = 2 * MIN_RISES as u64;
 
-/// What was found in a trace.
+/// The findings in a trace.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Found {
     /// Accounts that grow in many places.
@@ -45,7 +45,7 @@ pub struct Found {
     pub(super) is_complete: bool,
     /// Why its numbers may be wrong.
     pub doubts: Option<String>,
-    /// The process asked for memory at all.
+    /// The process requested memory at all.
     pub asked_for_memory: bool,
 }
 
@@ -305,7 +305,7 @@ fn together(story: &Story, spread: &Spread) -> String {
     let largest = spread.parts.iter().take(MOST);
     let largest: Vec<_> =
         largest.map(|(growth, site)| format!("{} {}", name(*site), share(*growth))).collect();
-    format!("{} call sites together, none of them much; most: {}", spread.parts.len(), largest.join(", "))
+    format!("{} call sites, none of them large; largest: {}", spread.parts.len(), largest.join(", "))
 }
 
 fn percent(part: u64, of: u64) -> String {

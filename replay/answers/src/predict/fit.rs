@@ -88,13 +88,13 @@ impl Oracle<'_> {
         settings: &[Setting],
         asked: &Asked,
     ) -> Result<(Section, Vec<Json>), String> {
-        let known = || format!("no run has a value of `{variable}`; known are {}", self.names.join(", "));
+        let known = || format!("no run has a value of `{variable}`; known values: {}", self.names.join(", "));
         let index = self.names.iter().position(|name| name == variable).ok_or_else(known)?;
         let machine = asked.machine;
         let is_bounded = machine.limit.is_some()
             || machine.device_memory.or(self.bench.stream.settings.device_memory.map(Bytes)).is_some();
         if !is_bounded {
-            return Err("--fit needs --limit or --device-memory: the traces do not hold it".into());
+            return Err("--fit needs --limit or --device-memory: the traces do not have it".into());
         }
         let are_advised = asked.policies.is_empty() && !asked.is_as_recorded;
         let settings = match are_advised && self.bench.stream.settings.is_torch() {
@@ -196,7 +196,7 @@ impl Oracle<'_> {
             rows.first().is_some_and(|recorded| recorded.found.best.is_none_or(|best| best < *value))
         });
         let line = most.map(|(value, question)| {
-            (Mood::Good, format!("{} allows the largest: {variable}={value}", named(question)))
+            (Mood::Good, format!("{} allows the largest value: {variable}={value}", named(question)))
         });
         let holes = rows.iter().filter_map(|Row { question, found, .. }| {
             Some((Mood::Warning, format!("{}: {}", named(question), found.disorder()?)))
@@ -207,7 +207,7 @@ impl Oracle<'_> {
         let near =
             near.and_then(|row| row.found.at_least).filter(|near| *near > base && !self.doubts.is_guess);
         let near = near.map(|near| {
-            (Mood::Note, format!("one more run near the largest would make it surer; {variable}={near} fits for all that is known"))
+            (Mood::Note, format!("one more run near the largest would make it more certain; {variable}={near} fits by all that is known"))
         });
         let ran = rows.iter().filter_map(|row| row.checked.as_ref());
         let ran = ran.map(|checked| {

@@ -8,11 +8,11 @@ use serde_json::{Value as Json, json};
 
 use super::{Goal, Reproduction};
 
-/// What there is to say of a program of so many lines.
+/// The section about a program with this number of lines.
 #[must_use]
 pub fn section(device: u32, of: &Reproduction, n_lines: usize) -> Section {
     let n_requests = of.program.n_requests();
-    let title = format!("A program of what cuda:{device} was asked");
+    let title = format!("A program with the requests of cuda:{device}");
     let mut section = Section::new("reproduction", title)
         .fact("n_lines", "lines", Value::Count(n_lines as u64))
         .remark(
@@ -36,7 +36,7 @@ pub fn section(device: u32, of: &Reproduction, n_lines: usize) -> Section {
         Goal::Peak { reserved, allocated } => section.line(
             Mood::Note,
             format!(
-                "nothing was refused; comes to the same peaks: {} reserved, {} allocated",
+                "nothing was refused; reaches the same peaks: {} reserved, {} allocated",
                 iec(reserved),
                 iec(allocated)
             ),
@@ -50,7 +50,7 @@ fn remarks(of: &Reproduction) -> Vec<(Mood, String)> {
     if let Goal::Refusal(reasons) = of.goal
         && reasons.is_no_fault()
     {
-        let text = "the allocator has no part in it: more was asked for than there was; `gputrace oom` shows who held the rest";
+        let text = "the allocator is not the cause: more was requested than was available; `gputrace oom` shows who held the rest";
         all.push((Mood::Note, text.to_owned()));
     }
     if !of.is_as_recorded() {
@@ -59,7 +59,7 @@ fn remarks(of: &Reproduction) -> Vec<(Mood, String)> {
             Goal::Peak { .. } => of.whole.peak_reserved,
         };
         let text = format!(
-            "not to the byte: {} were reserved in the recorded run, and the simulator comes to {}",
+            "not to the byte: the recorded run reserved {}, and the simulator {}",
             iec(of.recorded.reserved),
             iec(found)
         );
@@ -70,7 +70,7 @@ fn remarks(of: &Reproduction) -> Vec<(Mood, String)> {
         all.push((Mood::Warning, text.to_owned()));
     }
     if of.is_cut_short {
-        let text = "the time was up before nothing more could be taken away; a larger --seconds may give a shorter program";
+        let text = "time ran out before the program was minimal; a larger --seconds may give a shorter one";
         all.push((Mood::Note, text.to_owned()));
     }
     all.extend(of.notes.iter().map(|note| (Mood::Note, note.clone())));

@@ -23,7 +23,7 @@ use super::python::{line, size};
 /// The driver hands memory out in pieces of so many bytes (`cuMemGetAllocationGranularity` on data centre cards).
 const PAGE: u64 = 2 << 20;
 
-/// By which function memory is asked for.
+/// By which function memory is requested.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum How {
     /// `cudaMalloc`.
@@ -75,7 +75,7 @@ impl How {
     }
 }
 
-/// Memory that is asked for.
+/// Memory that is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Memory {
     /// How.
@@ -106,7 +106,7 @@ pub struct Reproduction {
     pub room: u64,
     /// Requests before it was shrunk, the refused one included.
     pub n_before: usize,
-    /// What the program cannot repeat of the recording.
+    /// Parts of the recording that the program cannot repeat.
     pub notes: Vec<String>,
 }
 
@@ -197,7 +197,7 @@ impl Watch for Follower {
     }
 }
 
-/// The last request that the driver refused, and what lived then. `is_whole` keeps what was given back before.
+/// The last request that the driver refused, and what lived then. `is_whole` keeps what was freed before.
 ///
 /// # Errors
 /// Why there is none that can be reproduced.
@@ -207,19 +207,19 @@ pub fn reproduce(source: &Source, device: Option<u32>, is_whole: bool) -> Result
     let refusal =
         follower.refusal.filter(|it| device.is_none_or(|wanted| i64::from(wanted) == i64::from(it.device)));
     let Refusal { device: of, memory: refused, n_steps, n_looks } = refusal.ok_or(
-        "the driver refused no request of this device outside PyTorch's allocator; without --cuda the command reproduces PyTorch's own",
+        "outside PyTorch's allocator, the driver refused no request of this device; without --cuda, the command reproduces PyTorch's own",
     )?;
     let refused = match refused {
         Some(it) if it.how != How::Managed => it,
         Some(_) => {
-            return Err("managed memory was refused, which may lie on the host; the trace does not say how much the host had left".into());
+            return Err("managed memory was refused, which may be on the host; the trace does not show how much the host had left".into());
         }
         None if of == HOST => {
-            return Err("host memory was refused; the trace does not say how much the host had left".into());
+            return Err("host memory was refused; the trace does not show how much the host had left".into());
         }
         None => {
             return Err(
-                "the refused call was none of cudaMalloc, cudaMallocAsync and cuMemCreate, which alone can be reproduced".into()
+                "the refused call was not cudaMalloc, cudaMallocAsync or cuMemCreate; only these can be reproduced".into()
             );
         }
     };
@@ -233,7 +233,7 @@ pub fn reproduce(source: &Source, device: Option<u32>, is_whole: bool) -> Result
         follower.looks[..n_looks].iter().filter(|(on, _)| *on == of).map(|(_, room)| *room).collect();
     let room = room(&looks, now, most, refused.bytes, &mut notes);
     if follower.has_graphs {
-        notes.push("memory that CUDA graphs own is left out".to_owned());
+        notes.push("memory owned by CUDA graphs is left out".to_owned());
     }
     let request = n_before as u64;
     let whole = Reproduction { device: of, memory, steps, refused, request, room, n_before, notes };
@@ -263,9 +263,9 @@ fn room(looks: &[u64], now: u64, most: u64, refused: u64, notes: &mut Vec<String
         return (*room).min(enough.saturating_sub(2 * PAGE)).max(most);
     }
     notes.push(match looks.last() {
-        None => "the trace does not say how much was free; the program assumes an amount that gives the same refusal".to_owned(),
+        None => "the trace does not show how much was free; the program assumes an amount that gives the same refusal".to_owned(),
         Some(room) => format!(
-            "the trace says that there were {} for the process, which does not explain the refusal; the program assumes an amount that does",
+            "the trace shows {} for the process, which does not explain the refusal; the program assumes an amount that does",
             iec(*room)
         ),
     });
@@ -455,7 +455,7 @@ struct Memory {
     unsigned long long handle;
 };
 
-static Memory kept;  // what is never given back
+static Memory kept;  // memory that is never freed
 
 static void cannot(const char* why) {
     std::printf(\"cannot be tried here: %s\\n\", why);
@@ -535,10 +535,10 @@ const END: &str = "    cudaMemGetInfo(&free, &total);
 }
 ";
 
-/// What there is to say of a program of so many lines.
+/// The section about a program with this number of lines.
 #[must_use]
 pub fn section(of: &Reproduction, n_lines: usize) -> Section {
-    let title = format!("A program of what the driver was asked for on cuda:{}", of.device);
+    let title = format!("A program with the requests to the driver on cuda:{}", of.device);
     let mut section = Section::new("reproduction", title)
         .fact("n_lines", "lines", Value::Count(n_lines as u64))
         .remark(

@@ -8,7 +8,7 @@ use gputrace_sim::addresses::Direction;
 
 use super::program::{Figures, PoolKind, Program, Step};
 
-/// What is to be reproduced.
+/// The failure or peak to reproduce.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Goal {
     /// The last step is refused.
@@ -27,7 +27,7 @@ pub enum Goal {
 pub struct Reasons {
     /// What is reserved and not in use would have been enough, in one piece.
     pub is_fragmented: bool,
-    /// It fails a second time, when nothing is pending and all that could be given back has been.
+    /// It fails a second time, when nothing is pending and all that could be freed has been.
     pub fails_again: bool,
     /// It fails where there is one stream.
     pub fails_on_one_stream: bool,
@@ -51,23 +51,23 @@ impl Reasons {
     pub fn words(&self) -> &'static str {
         match self {
             Reasons { fails_again: false, .. } => {
-                "the same request succeeds when it is made again: a fitting block became free while it failed"
+                "the same request succeeds when repeated: a suitable block became free while it failed"
             }
             Reasons { fails_at_once: false, .. } => {
-                "it would be served if no other stream delayed the reuse of freed memory"
+                "the request would succeed if no other stream delayed the reuse of freed memory"
             }
             Reasons { fails_on_one_stream: false, .. } => {
-                "it would be served if all tensors were on one stream"
+                "the request would succeed if all tensors were on one stream"
             }
-            Reasons { fails_in_one_pool: false, .. } => "it would be served if there were no private pools",
+            Reasons { fails_in_one_pool: false, .. } => "the request would succeed without private pools",
             Reasons { is_fragmented: true, fails_expandable: Some(false), .. } => {
-                "enough is reserved and free, but not in one piece: expandable_segments:True serves it"
+                "enough is reserved and free, but not contiguous: expandable_segments:True serves it"
             }
-            Reasons { is_fragmented: true, .. } => "enough is reserved and free, but not in one piece",
+            Reasons { is_fragmented: true, .. } => "enough is reserved and free, but not contiguous",
             Reasons { fails_expandable: Some(false), .. } => {
-                "less is reserved and free than is requested, but expandable_segments:True serves it"
+                "less than the request is reserved and free, but expandable_segments:True serves it"
             }
-            Reasons { .. } => "less is reserved and free than is requested",
+            Reasons { .. } => "less than the request is reserved and free",
         }
     }
 }

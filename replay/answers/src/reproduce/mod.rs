@@ -31,11 +31,11 @@ pub use shrink::{Progress, Watcher};
 pub struct Reproduction {
     /// The program.
     pub program: Program,
-    /// What it comes to.
+    /// Its figures.
     pub figures: Figures,
-    /// What was kept.
+    /// The kept part.
     pub goal: Goal,
-    /// What the recording says.
+    /// The recorded facts.
     pub recorded: Recorded,
     /// What all recorded requests come to in the simulator.
     pub whole: Figures,
@@ -47,7 +47,7 @@ pub struct Reproduction {
     pub is_cut_short: bool,
     /// The program comes to the same whichever way device addresses go.
     pub is_sure: bool,
-    /// What the program cannot repeat of the recording.
+    /// Parts of the recording that the program cannot repeat.
     pub notes: Vec<String>,
 }
 

@@ -17,7 +17,7 @@ use gputrace_sim::policies::torch::{Options, Profile, Torch};
 use gputrace_sim::policies::{ADDRESS_TIES, Policy};
 use gputrace_sim::simulator::{Observer, Outcome, Unobserved, run};
 
-/// A tensor that the program asks for.
+/// A tensor that the program requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tensor {
     /// Bytes requested.
@@ -94,12 +94,12 @@ pub struct Program {
     pub limit: Option<u64>,
 }
 
-/// What a program comes to in the simulator.
+/// The figures of a program in the simulator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Figures {
     /// Requests that were refused.
     pub n_refused: u64,
-    /// Reserved and allocated when the last one was, after all that was cached had been given back, bytes.
+    /// Reserved and allocated when the last one was, after all that was cached had been freed, bytes.
     pub at_refusal: Option<(u64, u64)>,
     /// Most reserved, bytes.
     pub peak_reserved: u64,
@@ -213,7 +213,7 @@ impl Program {
         builder.finish()
     }
 
-    /// What it comes to where addresses go this way.
+    /// Its figures if addresses go this way.
     pub fn simulated(&self, direction: Direction) -> Figures {
         self.simulated_in(Box::new(Bump::new(direction)), &mut Unobserved)
     }

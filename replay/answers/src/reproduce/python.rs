@@ -316,7 +316,7 @@ if LIMIT is not None:
     torch.cuda.set_per_process_memory_fraction((LIMIT + 0.5) / total)
 elif EXPECTED[\"reserved\"] > free:
     cannot(f\"{EXPECTED['reserved']:,} bytes are needed on the device, and {free:,} are free\")
-keep = []  # what is never freed
+keep = []  # memory that is never freed
 ";
 
 fn helpers(program: &Program, body: &Body, is_exact: bool) -> String {

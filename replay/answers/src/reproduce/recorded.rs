@@ -6,7 +6,7 @@ use gputrace_sim::policies::torch::{self, Torch, parse, profile};
 use super::goal::{Goal, Judge};
 use super::program::{Figures, PoolKind, Program, Step, Tensor};
 
-/// What the recording says.
+/// The recorded facts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recorded {
     /// Reserved when the request failed, or at most, bytes.
@@ -23,15 +23,15 @@ pub struct Recorded {
 pub(super) struct Whole {
     /// The program.
     pub program: Program,
-    /// What it comes to.
+    /// Its figures.
     pub figures: Figures,
-    /// What was recorded.
+    /// The recording.
     pub recorded: Recorded,
-    /// What is to be kept of it.
+    /// The part to keep.
     pub goal: Goal,
     /// Whether addresses may go either way.
     pub judge: Judge,
-    /// What the program cannot repeat of the recording.
+    /// Parts of the recording that the program cannot repeat.
     pub notes: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn whole(
     version: (u8, u8),
     roles: &[Option<&'static str>],
 ) -> Result<Whole, String> {
-    let profile = *profile(version).ok_or("the PyTorch release is not one that the simulator knows")?;
+    let profile = *profile(version).ok_or("the simulator does not know this PyTorch release")?;
     let recorded_options = stream.settings.options.as_deref().unwrap_or_default();
     let options = parse(recorded_options, &profile).map_err(|error| error.0)?;
     let mut program = Program {
@@ -72,7 +72,7 @@ pub(super) fn whole(
                     continue;
                 };
                 if program.limit != recorded.capacity {
-                    notes.push("the limit of the recorded process is not in the trace; one that gives the same refusal stands for it".to_owned());
+                    notes.push("the limit of the recorded process is not in the trace; the program uses one that gives the same refusal".to_owned());
                 }
                 return Ok(Whole { program, figures, recorded, goal: Goal::Refusal(reasons), judge, notes });
             }
@@ -139,8 +139,7 @@ fn refused(
         }
     }
     let (_, program, figures) = nearest.ok_or(
-        "the simulator does not refuse the request that was refused, whatever limit it is given: the recording does not hold \
-         what decided it",
+        "the simulator does not refuse the request that was refused, whatever the limit: the recording lacks what decided it",
     )?;
     Ok((program, figures, recorded))
 }
@@ -172,7 +171,7 @@ fn at_most(
         }
     }
     let (figures, nearest, directions) =
-        found.ok_or("the simulator does not come to the end of the recorded requests")?;
+        found.ok_or("the simulator does not reach the end of the recorded requests")?;
     (*program, judge.directions) = (nearest, directions);
     Ok((figures, recorded))
 }
@@ -266,17 +265,14 @@ fn reserved(stream: &OpStream, op: usize) -> Vec<u64> {
 fn notes(stream: &OpStream) -> Vec<String> {
     let mut notes = vec![];
     if !stream.initial_allocs.is_empty() {
-        notes.push(
-            "what was held when the recording began is asked for first, in the order of its addresses"
-                .to_owned(),
-        );
+        notes.push("memory held when the recording began is requested first, in address order".to_owned());
     }
     if !stream.restored.is_empty() {
-        notes.push("blocks that graphs put back into their pools are asked for anew".to_owned());
+        notes.push("blocks that graphs return to their pools are requested again".to_owned());
     }
     let is_changed = |op: &Op| matches!(op, Op::ChangePool(_, PoolChange::ServeNoOthers));
     if stream.ops.iter().any(is_changed) {
-        notes.push("a pool that stops serving others keeps serving them".to_owned());
+        notes.push("a pool that stops serving others continues to serve them".to_owned());
     }
     notes
 }

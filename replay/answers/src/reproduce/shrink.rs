@@ -26,7 +26,7 @@ pub type Watcher<'a> = dyn FnMut(Progress) -> bool + 'a;
 pub(super) struct Shrunk {
     /// The program.
     pub program: Program,
-    /// What it comes to.
+    /// Its figures.
     pub figures: Figures,
     /// Programs that were tried.
     pub n_tried: u64,

@@ -215,8 +215,8 @@ impl Job {
         let section = if self.helps() {
             let saved = iec(recorded.bytes.saturating_sub(best.bytes));
             let good = match recorded.runs_out {
-                true => "fits on all, where the recorded setting runs out of memory".to_owned(),
-                false => format!("{saved} less reserved where most is"),
+                true => "fits on all, although the recorded setting runs out of memory".to_owned(),
+                false => format!("{saved} less reserved by the largest process"),
             };
             section.line(Mood::Command, command).line(Mood::Good, good)
         } else if best.runs_out {
@@ -224,13 +224,12 @@ impl Job {
             let least = self.settings.iter().map(|it| of - it.n_fit()).min().unwrap_or(of);
             section.line(
                 Mood::Bad,
-                format!("no setting makes all fit: {least} of {of} run out of memory with any"),
+                format!("no setting makes all fit: at least {least} of {of} run out of memory"),
             )
         } else {
             let percent = WORTHWHILE * 100.0;
-            let text = format!(
-                "no setting helps: the best would save less than {percent:.0} % where most is reserved"
-            );
+            let text =
+                format!("no setting helps: the best would save the largest process less than {percent:.0} %");
             section.line(Mood::Note, text)
         };
         let bytes = |need: Need| Value::Bytes(Bytes(need.bytes));
@@ -252,12 +251,12 @@ impl Job {
         let best = self.best().need();
         let certain = match best.bytes.saturating_sub(self.floor()) {
             _ if best.runs_out => None,
-            0 => Some("no one setting for all can do with less".to_owned()),
-            above => Some(format!("at most {} above what any one setting for all could do with", iec(above))),
+            0 => Some("no single setting for all needs less".to_owned()),
+            above => Some(format!("at most {} more than the best single setting for all", iec(above))),
         };
         let left_out = (self.n_left_out > 0).then(|| {
             format!(
-                "{} more settings are best for a process that needs less, and were not tried with all",
+                "{} more settings are best for a smaller process, and were not tried with all",
                 self.n_left_out
             )
         });
@@ -285,7 +284,7 @@ impl Job {
             ("trace", "by", &path),
             ("options", "setting", &|it| named(&it.options)),
         ];
-        let title = format!("What was best for one, with all {}", self.processes.len());
+        let title = format!("Best settings of single processes, tried with all {}", self.processes.len());
         Section::new("job_settings", title).table(Table::of("job_settings", &rows, columns))
     }
 
@@ -306,7 +305,7 @@ impl Job {
         let rest = rows.len().saturating_sub(MOST_SHOWN);
         rows.truncate(MOST_SHOWN);
         let more = (rest > 0).then(|| (Mood::Note, format!("and {rest} that need less (--json has them)")));
-        Section::new("processes", "Those that need most")
+        Section::new("processes", "Processes that need most")
             .table(Table::of("processes", &rows, columns))
             .lines(more)
     }

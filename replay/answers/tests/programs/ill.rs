@@ -21,7 +21,7 @@ fn serve(job: &mut Job, n: u64, mut also: impl FnMut(&mut Job, u64)) {
 }
 
 const COPY: &[&str] = &["a second copy of the weights"];
-const ATTENTION: &[&str] = &["attention scores made whole"];
+const ATTENTION: &[&str] = &["attention scores fully materialized"];
 const DATA: &[&str] = &["data kept on the GPU"];
 
 pub(crate) const CASES: &[Ill] = &[
@@ -194,7 +194,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "gaussian_by_shape",
         thread: "https://github.com/MIC-DKFZ/nnUNet/pull/2980",
         truth: "a heatmap for each patch size stays on the GPU by lru_cache",
-        causes: &["a cache with the shape as its key"],
+        causes: &["a cache keyed by shape"],
         lines: &["window.py:9"],
         scene: |job| {
             serve(job, 60, |job, turn| {
@@ -263,7 +263,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "features_joined",
         thread: "https://github.com/pytorch/pytorch/issues/2302",
         truth: "torch.cat joins the features of all pictures anew for each one",
-        causes: &["a tensor that is joined anew, larger each time (`torch.cat`)"],
+        causes: &["a tensor that grows by `torch.cat`"],
         lines: &["extract.py:22"],
         scene: |job| {
             let net = job.net("/job/net.py", MAKE, &sizes(1), 4 * MIB);
@@ -312,7 +312,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "activations_of_a_rollout",
         thread: "https://github.com/pytorch/pytorch/issues/13613",
         truth: "inference with gradients: what the layers save is held until the loop's results go",
-        causes: &["a loop's activations kept by its graph", "outputs or losses kept with their graph"],
+        causes: &["activations of a loop kept by its graph", "outputs or losses kept with their graph"],
         lines: &["rollout.py:21"],
         scene: |job| {
             let net = job.net("/job/net.py", MAKE, &sizes(1), 6 * MIB);
@@ -427,7 +427,7 @@ pub(crate) const CASES: &[Ill] = &[
         name: "evaluation_with_gradients_fails",
         thread: "https://github.com/Tushar-N/pytorch-resnet3d/issues/14",
         truth: "features are extracted clip by clip without no_grad, until memory runs out",
-        causes: &["a loop's activations kept by its graph", "outputs or losses kept with their graph"],
+        causes: &["activations of a loop kept by its graph", "outputs or losses kept with their graph"],
         lines: &["extract.py:21"],
         scene: |job| {
             let net = job.net("/job/net.py", MAKE, &sizes(1), 6 * MIB);

@@ -5,7 +5,8 @@ use super::{Healthy, Ill};
 
 const MAKE: &str = "main@/job/run.py:12,<module>@/job/run.py:90";
 const TRAIN: &str = "train@/job/train.py:30,main@/job/run.py:20";
-const GRAPH: &[&str] = &["a loop's activations kept by its graph", "outputs or losses kept with their graph"];
+const GRAPH: &[&str] =
+    &["activations of a loop kept by its graph", "outputs or losses kept with their graph"];
 
 fn train(job: &mut Job, net: &mut Net, n: usize) {
     (0..n).for_each(|_| job.step(net, "/job/train.py", 30));
@@ -80,7 +81,7 @@ pub(crate) const ILL: &[Ill] = &[
         name: "a_request_with_gradients",
         thread: "https://github.com/serend1p1ty/SeqNet/pull/14",
         truth: "each request runs the model with gradients on, and nothing goes backward",
-        causes: &["activations kept for a backward pass that does not come"],
+        causes: &["activations kept for a backward pass that never comes"],
         lines: &["net.py:29"],
         scene: |job| {
             job.net("/job/net.py", MAKE, &sizes(1), 2 * MIB);
@@ -139,7 +140,7 @@ pub(crate) const ILL: &[Ill] = &[
         name: "batch_size_found_without_a_step",
         thread: "https://github.com/roboflow/rf-detr/pull/1342",
         truth: "the batch size was tried without the optimizer, whose state leaves no room for the second step",
-        causes: &["the optimizer's state, made at its first step"],
+        causes: &["the optimizer's state, created at its first step"],
         lines: &["train.py:32"],
         scene: |job| {
             let mut net = job.net("/job/net.py", MAKE, &sizes(1), 40 * MIB);
@@ -260,7 +261,7 @@ pub(crate) const ILL: &[Ill] = &[
         name: "folds_by_a_cached_function",
         thread: "https://github.com/meta-pytorch/torchtune/issues/904",
         truth: "a memoised function keeps the model of each fold",
-        causes: &["models loaded again, and the old ones kept"],
+        causes: &["models loaded repeatedly, with the old ones kept"],
         lines: &["net.py:50"],
         scene: |job| {
             for _ in 0..10 {

@@ -15,7 +15,7 @@ fn a_round_that_was_left_out_after_an_error_is_missing_and_the_error_is_named() 
         &[&format!("{whole} AR4@30"), &format!("{whole} AR4@30"), &format!("{skips} AR4@30")],
         expect![[r#"
             MissingCall [2] of world in collective 36, lines 30 and 15, waiting []
-              rank 2 did not make 4 calls that the others made, 2 times all_reduce(64 float32, sum) at step (train.py:15); all_reduce(16 float32, sum) at step (train.py:15); all_reduce(8 float32, sum) at step (train.py:15), and went on with all_reduce(4 float32, sum) at step (train.py:30). Rank 2 ran out of memory: 1.00 GiB were refused at step (train.py:12), 21.0 ms before, after 16 of its calls there, and went on: what it left out then is likely the difference, and calls that are alike hid it until here
+              rank 2 did not make 4 calls that the others made, 2 times all_reduce(64 float32, sum) at step (train.py:15); all_reduce(16 float32, sum) at step (train.py:15); all_reduce(8 float32, sum) at step (train.py:15), and continued with all_reduce(4 float32, sum) at step (train.py:30). Rank 2 ran out of memory: a request for 1.00 GiB was refused at step (train.py:12), 21.0 ms before, after 16 of its calls there, and continued. It probably skipped calls then; identical calls hid that until here
         "#]],
     );
     // The others stand in the sums of the last step.
@@ -23,7 +23,7 @@ fn a_round_that_was_left_out_after_an_error_is_missing_and_the_error_is_named() 
         &[&whole, &whole, &format!("{skips} AR4@30")],
         expect![[r#"
             MissingCall [2] of world in collective 36, lines 30 and 15, waiting [0, 1]
-              rank 2 went on with all_reduce(4 float32, sum) at step (train.py:30) where the others called all_reduce(64 float32, sum) at step (train.py:15), and made 4 calls fewer. Rank 2 ran out of memory: 1.00 GiB were refused at step (train.py:12), 21.0 ms before, after 16 of its calls there, and went on: what it left out then is likely the difference, and calls that are alike hid it until here
+              rank 2 continued with all_reduce(4 float32, sum) at step (train.py:30) where the others called all_reduce(64 float32, sum) at step (train.py:15), and made 4 fewer calls. Rank 2 ran out of memory: a request for 1.00 GiB was refused at step (train.py:12), 21.0 ms before, after 16 of its calls there, and continued. It probably skipped calls then; identical calls hid that until here
         "#]],
     );
     // They stand in the first of them, and the rank has not come anywhere else.
@@ -31,7 +31,7 @@ fn a_round_that_was_left_out_after_an_error_is_missing_and_the_error_is_named() 
         &[&whole, &whole, &skips],
         expect![[r#"
             RankStuck [2] of world in collective 36, lines 15 and 15, waiting [0, 1]
-              ranks 0, 1 wait in call 36 on world, all_reduce(64 float32, sum) at step (train.py:15), for rank 2, which never made it: it is elsewhere; its last call was all_reduce(8 float32, sum) at step (train.py:15), 18.962 s before its end. Before that it ran out of memory: 1.00 GiB were refused at step (train.py:12) and went on: it may have left calls out then, which calls that are alike hide
+              ranks 0, 1 wait in call 36 on world, all_reduce(64 float32, sum) at step (train.py:15), for rank 2, which never made it: it is elsewhere; its last call was all_reduce(8 float32, sum) at step (train.py:15), 18.962 s before its end. Before that it ran out of memory: a request for 1.00 GiB was refused at step (train.py:12) and continued: it may have skipped calls then, which identical calls hide
         "#]],
     );
 }
@@ -44,7 +44,7 @@ fn a_layer_that_is_frozen_on_one_rank_makes_fewer_calls() {
         &[&whole, &fewer, &whole],
         expect![[r#"
         MissingCall [1] of world in collective 12, lines 30 and 15, waiting []
-          rank 1 did not make 6 calls that the others made, 6 times all_reduce(64 float32, sum) at step (train.py:15), and went on with all_reduce(4 float32, sum) at step (train.py:30)
+          rank 1 did not make 6 calls that the others made, 6 times all_reduce(64 float32, sum) at step (train.py:15), and continued with all_reduce(4 float32, sum) at step (train.py:30)
     "#]],
     );
 }
@@ -67,7 +67,7 @@ fn calls_of_a_validation_on_one_rank_are_extra_and_counted() {
         &[&longer, &whole, &whole],
         expect![[r#"
             ExtraCall [0] of world in collective 11, lines 60 and 45, waiting [1, 2]
-              rank 0 called broadcast(4 float32, root 0) at step (train.py:60) where the others called all_reduce(8 float32, sum) at step (train.py:45), and made at least 9 calls that they did not
+              rank 0 called broadcast(4 float32, root 0) at step (train.py:60) where the others called all_reduce(8 float32, sum) at step (train.py:45), and made at least 9 extra calls
         "#]],
     );
 }
@@ -81,7 +81,7 @@ fn two_against_two_are_either_side_with_their_counts() {
         &[&longer, &whole, &longer, &whole],
         expect![[r#"
         MissingCall [1, 3] of world in collective 11, lines 45 and 60, waiting []
-          ranks 1, 3 did not make 2 calls that ranks 0, 2 made, 2 times broadcast(4 float32, root 0) at step (train.py:60), and went on with all_reduce(8 float32, sum) at step (train.py:45); no side has more ranks, so it cannot be known which one is wrong
+          ranks 1, 3 did not make 2 calls that ranks 0, 2 made, 2 times broadcast(4 float32, root 0) at step (train.py:60), and continued with all_reduce(8 float32, sum) at step (train.py:45); neither side has more ranks, so the wrong one cannot be determined
     "#]],
     );
 }
@@ -107,7 +107,7 @@ fn a_barrier_that_meets_the_barrier_of_another_line_is_one_too_many() {
         &[&format!("init:w {a}"), &format!("init:w {b}"), &format!("init:w {a}")],
         expect![[r#"
             consistent
-            note: all ranks made the same calls, and none did anything in the last 18.991 s: they may wait for the GPU, for the network, or for something outside of NCCL. Which of these is not in the traces
+            note: all ranks made the same calls, and none did anything in the last 18.991 s: they may wait for the GPU, the network, or something outside NCCL. The traces do not show which
         "#]],
     );
 }

@@ -10,7 +10,7 @@ fn a_rank_gave_up_because_it_ran_out_of_memory_and_not_because_of_what_it_caught
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 refused@12 oom@12 abort@13!"],
         expect![[r#"
         OutOfMemory [1] of world in collective 1, lines 12 and 11, waiting [0]
-          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ran out of memory: 1.00 GiB were refused at step (train.py:12)
+          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it ran out of memory: a request for 1.00 GiB was refused at step (train.py:12)
     "#]],
     );
     // It went on after that, and then did something else.
@@ -18,7 +18,7 @@ fn a_rank_gave_up_because_it_ran_out_of_memory_and_not_because_of_what_it_caught
         &["init:w AR8@10 AR8@11 AR8@12!", "init:w AR8@10 oom@9 AR8@11 abort@13!"],
         expect![[r#"
         Abort [1] of world in collective 2, lines 13 and 12, waiting [0]
-          rank 0 waits in call 2 on world, all_reduce(8 float32, sum) at step (train.py:12), for rank 1, which never made it: it gave the communicator up by comm_abort at step (train.py:13)
+          rank 0 waits in call 2 on world, all_reduce(8 float32, sum) at step (train.py:12), for rank 1, which never made it: it aborted the communicator with comm_abort at step (train.py:13)
     "#]],
     );
     check(
@@ -37,7 +37,7 @@ fn a_rank_that_closes_its_communicator_made_a_call_less() {
         &[waits, "init:w AR8@10 destroy@13!", waits],
         expect![[r#"
         MissingCall [1] of world in collective 1, lines 13 and 11, waiting [0, 2]
-          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it closed the communicator without it, by comm_destroy at step (train.py:13)
+          ranks 0, 2 wait in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it closed the communicator without it, with comm_destroy at step (train.py:13)
     "#]],
     );
     // Most closed it: the one that waits made a call too many.
@@ -52,7 +52,7 @@ fn a_rank_that_closes_its_communicator_made_a_call_less() {
         &[waits, "init:w AR8@10 destroy@13!"],
         expect![[r#"
         MissingCall [1] of world in collective 1, lines 13 and 11, waiting [0]
-          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it closed the communicator without it, by comm_destroy at step (train.py:13); or rank 0 made one call too many, which cannot be known
+          rank 0 waits in call 1 on world, all_reduce(8 float32, sum) at step (train.py:11), for rank 1, which never made it: it closed the communicator without it, with comm_destroy at step (train.py:13); or rank 0 made one call too many, which cannot be determined
     "#]],
     );
 }

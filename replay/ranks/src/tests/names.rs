@@ -68,9 +68,9 @@ fn a_group_is_not_the_world_while_it_is_not_known_that_there_are_no_others() {
     check(
         &[&rank(0), &rank(1), ""],
         expect![[r#"
-        ranks [0, 1] of 3
-          the group of ranks 0, 1 and one more (3 in all)
-    "#]],
+            ranks [0, 1] of 3
+              the group of ranks 0, 1 and one more (3 in total)
+        "#]],
     );
     check(
         &[&rank(0), &rank(1), &rank(2)],
@@ -104,8 +104,8 @@ fn groups_of_the_same_ranks_are_told_apart_by_their_lines_or_their_order() {
         &[rank, rank],
         expect![[r#"
         ranks [0, 1] of 2
-          the group of all 2 ranks made at train.py:5
-          the group of all 2 ranks made at train.py:6
+          the group of all 2 ranks created at train.py:5
+          the group of all 2 ranks created at train.py:6
     "#]],
     );
     let rank = "init:w@5 init:x@5 AR8@10";

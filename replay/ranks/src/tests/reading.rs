@@ -28,8 +28,8 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
         &[others, others, "init:w AR8@10 BC4@12!", others],
         expect![[r#"
             Communication
-              rank 2 called another operation on world: broadcast(4 float32, root 0) at
-                step (train.py:12)
+              rank 2 called a different operation on world: broadcast(4 float32, root 0)
+                at step (train.py:12)
               certain: the recorded calls of the ranks contradict each other
               inconsistent: 1 finding
         "#]],
@@ -38,10 +38,9 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
         &[others, "init:w AR8@10 AR4@11!"],
         expect![[r#"
             Communication
-              either side may be wrong: rank 1 called with another size on world:
+              either side may be wrong: rank 1 called with a different size on world:
                 all_reduce(4 float32, sum) at step (train.py:11)
-              certain that the two do not fit together; which side is wrong cannot be
-                known
+              certain that the two do not match; which side is wrong cannot be determined
               inconsistent: 1 finding
         "#]],
     );
@@ -49,9 +48,9 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
         &[others, others, "init:w AR8@10"],
         expect![[r#"
             Communication
-              rank 2 does not come to a call on world: all_reduce(8 float32, sum) at step
+              rank 2 does not reach a call on world: all_reduce(8 float32, sum) at step
                 (train.py:11)
-              certain that others wait for it there; its own state below may say why
+              certain that others wait for it there; its own state below may show why
               inconsistent: 1 finding
         "#]],
     );
@@ -59,10 +58,10 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
         &[others, others, "init:w AR8@10", ""],
         expect![[r#"
             Communication
-              rank 2 does not come to a call on world: all_reduce(8 float32, sum) at step
+              rank 2 does not reach a call on world: all_reduce(8 float32, sum) at step
                 (train.py:11)
-              certain that others wait for it there; its own state below may say why; rank
-                3 has no trace and may be part of it
+              certain that others wait for it there; its own state below may show why;
+                rank 3 has no trace and may be part of it
               inconsistent: 1 finding
         "#]],
     );
@@ -73,15 +72,15 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
               warning: all ranks wait, perhaps for rank 2, which has no trace:
                 all_reduce(8 float32, sum) at step (train.py:11)
               not certain: its trace is missing
-              warning: incomplete: 4 calls fit together, but rank 2 has no trace
+              warning: incomplete: 4 calls match, but rank 2 has no trace
         "#]],
     );
     check(
         &["init:w@5!", ""],
         expect![[r#"
         Communication
-          rank 1 never came to the making of world: comm_init at step (train.py:5)
-          certain that others wait for it there; only its own trace would say why
+          rank 1 never joined the creation of world: comm_init at step (train.py:5)
+          certain that others wait for it there; only its own trace would show why
           inconsistent: 1 finding
     "#]],
     );
@@ -98,11 +97,12 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
     check(
         &["init:w AR8@10 AR8@11!", "init:w AR8@10 refused@12 oom@12 exit"],
         expect![[r#"
-        Communication
-          rank 1 ran out of memory: 1.00 GiB were refused at step (train.py:12)
-          certain: it is in the trace
-          inconsistent: 1 finding
-    "#]],
+            Communication
+              rank 1 ran out of memory: a request for 1.00 GiB was refused at step
+                (train.py:12)
+              certain: it is in the trace
+              inconsistent: 1 finding
+        "#]],
     );
     check(
         &["init:w S1:64@20!", "init:w"],
@@ -118,17 +118,16 @@ fn the_first_lines_say_who_did_what_on_which_line_and_how_sure_that_is() {
         &["init:w AR8@10 exit", "init:w AR8@10 exit"],
         expect![[r#"
         Communication
-          ok: consistent: 2 calls of 2 ranks fit together
+          ok: consistent: 2 calls of 2 ranks match
     "#]],
     );
     check(
         &["init:w AR8@10 AR8@11", "init:w AR8@10 exit"],
         expect![[r#"
             Communication
-              either side may be wrong: rank 1 ended and did not come to a call on world:
+              either side may be wrong: rank 1 exited without reaching a call on world:
                 all_reduce(8 float32, sum) at step (train.py:11)
-              certain that the two do not fit together; which side is wrong cannot be
-                known
+              certain that the two do not match; which side is wrong cannot be determined
               inconsistent: 1 finding
         "#]],
     );
@@ -141,8 +140,8 @@ fn a_hang_fits_on_a_terminal() {
         4 ranks
 
         Communication
-          rank 2 called another operation on world: broadcast(4 float32, root 0) at
-            step (train.py:12)
+          rank 2 called a different operation on world: broadcast(4 float32, root 0)
+            at step (train.py:12)
           certain: the recorded calls of the ranks contradict each other
           inconsistent: 1 finding
 
@@ -159,7 +158,7 @@ fn a_hang_fits_on_a_terminal() {
              3  in all_reduce  2              2  all_reduce      train.py:11  18.997 s
 
         Communicators
-          communicator  commId  ranks   collectives  sends, receives  made at
+          communicator  commId  ranks   collectives  sends, receives  created at
           world              -  0 to 3  2                          0  train.py:1
 
         Ranks
@@ -169,7 +168,7 @@ fn a_hang_fits_on_a_terminal() {
              2  NCCL        host  102  cuda:0     -  rank2.gtr
              3  NCCL        host  103  cuda:0     -  rank3.gtr
 
-        Processes, and who started them
+        Processes and their parents
           rank 0: (unknown command) (pid 100 on host) -> rank0.gtr
           rank 1: (unknown command) (pid 101 on host) -> rank1.gtr
           rank 2: (unknown command) (pid 102 on host) -> rank2.gtr

@@ -37,7 +37,7 @@ fn ranks_that_ask_for_different_sizes_do_so_in_the_program() {
 fn ranks_that_use_communicators_in_another_order_do_so_in_the_program() {
     let found = calls(&["init:w init:x AR8 x.AR8 AR8 x.AR8!", "init:w init:x AR8 x.AR8 x.AR8 AR8!"]);
     // All calls are alike on each: nothing says that it hangs but the order, of which both ended at the same number.
-    assert!(found.contains("are the same from all"), "{found}");
+    assert!(found.contains("are the same on all"), "{found}");
     let found = calls(&["init:w init:x AR8 x.AR8 AR16!", "init:w init:x AR8 x.AR8 x.AR16!"]);
     assert!(found.contains("all_reduce(0, 16") && found.contains("all_reduce(1, 16"), "{found}");
 }
@@ -50,18 +50,15 @@ fn a_receive_without_a_send_is_in_the_program() {
 
 #[test]
 fn a_healthy_job_has_no_program() {
-    assert!(calls(&["init:w AR8 AR8", "init:w AR8 AR8"]).contains("are the same from all"));
+    assert!(calls(&["init:w AR8 AR8", "init:w AR8 AR8"]).contains("are the same on all"));
 }
 
 #[test]
 fn a_rank_without_a_trace_is_not_taken_for_one_that_called_nothing() {
     let others = "init:w AR8 AR8!";
-    assert_eq!(
-        calls(&[others, others, ""]),
-        "rank 2 has no trace: whether all calls fit together is not known"
-    );
+    assert_eq!(calls(&[others, others, ""]), "rank 2 has no trace: it is not known whether all calls match");
     assert_eq!(
         calls(&[others, "", "init:w AR8", ""]),
-        "2 ranks have no trace, rank 1 the first: whether all calls fit together is not known"
+        "2 ranks have no trace, rank 1 the first: it is not known whether all calls match"
     );
 }

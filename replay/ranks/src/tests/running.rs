@@ -46,9 +46,9 @@ fn a_rank_that_stands_still_hangs_after_half_a_minute_and_waits_before() {
         &[&format!("{waits} idle1 runs"), &format!("{late} idle1 runs"), &format!("{waits} idle1 runs")],
         expect![[r#"
             Waits
-            Warning RankStuck [1]: ranks 0, 2 wait in call 16 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 10.500 s ago. It is up to 3 calls behind, for 9.999 s so far; from that call of its to the next it took at most 501.0 ms before. Rank 1 has shown no event for 9.999 s
+            Warning RankStuck [1]: ranks 0, 2 wait in call 16 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 10.500 s ago. It is up to 3 calls behind, for 9.999 s so far; until now it took at most 501.0 ms from that call to the next. Rank 1 has shown no event for 9.999 s
             0: waits, calls given, 10 s ago, for [1]
-            1: outside of NCCL, 10 s ago, for []
+            1: outside NCCL, 10 s ago, for []
             2: waits, calls given, 10 s ago, for [1]
         "#]],
     );
@@ -56,9 +56,9 @@ fn a_rank_that_stands_still_hangs_after_half_a_minute_and_waits_before() {
         &[&format!("{waits} idle4 runs"), &format!("{late} idle4 runs"), &format!("{waits} idle4 runs")],
         expect![[r#"
             Hangs
-            Error RankStuck [1]: ranks 0, 2 wait in call 16 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 40.500 s ago. It is up to 3 calls behind, for 39.999 s so far; from that call of its to the next it took at most 501.0 ms before. Rank 1 stands still: for 39.999 s no event, little processor time, and hardly anything read or written
+            Error RankStuck [1]: ranks 0, 2 wait in call 16 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 40.500 s ago. It is up to 3 calls behind, for 39.999 s so far; until now it took at most 501.0 ms from that call to the next. Rank 1 is idle: for 39.999 s no event, little processor time, and almost nothing read or written
             0: waits, calls given, 40 s ago, for [1]
-            1: outside of NCCL, 40 s ago, for []
+            1: outside NCCL, 40 s ago, for []
             2: waits, calls given, 40 s ago, for [1]
         "#]],
     );
@@ -71,9 +71,9 @@ fn a_rank_that_works_is_slow_and_does_not_hang() {
         &[&format!("{steps} AR8@10! idle20 runs"), &format!("{steps} busy20 runs")],
         expect![[r#"
         Waits
-        Warning RankStuck [1]: rank 0 waits in call 16 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 200.500 s ago. It is 1 call behind, for 199.999 s so far; from that call of its to the next it took at most 501.0 ms before. Rank 1 is at work: 90 % of a processor, 5.00 MiB a second read and written by its process and those it started
+        Warning RankStuck [1]: rank 0 waits in call 16 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 200.500 s ago. It is 1 call behind, for 199.999 s so far; until now it took at most 501.0 ms from that call to the next. Rank 1 is working: 90 % of a processor, 5.00 MiB per second read and written by its process and its child processes
         0: in all_reduce, 200 s ago, for [1]
-        1: outside of NCCL, 200 s ago, for []
+        1: outside NCCL, 200 s ago, for []
     "#]],
     );
     // It has stopped to do so.
@@ -81,9 +81,9 @@ fn a_rank_that_works_is_slow_and_does_not_hang() {
         &[&format!("{steps} AR8@10! idle8 runs"), &format!("{steps} busy3 idle5 runs")],
         expect![[r#"
         Hangs
-        Error RankStuck [1]: rank 0 waits in call 16 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 80.500 s ago. It is 1 call behind, for 79.999 s so far; from that call of its to the next it took at most 501.0 ms before. Rank 1 stands still: for 50.000 s no event, little processor time, and hardly anything read or written
+        Error RankStuck [1]: rank 0 waits in call 16 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 80.500 s ago. It is 1 call behind, for 79.999 s so far; until now it took at most 501.0 ms from that call to the next. Rank 1 is idle: for 50.000 s no event, little processor time, and almost nothing read or written
         0: in all_reduce, 80 s ago, for [1]
-        1: outside of NCCL, 80 s ago, for []
+        1: outside NCCL, 80 s ago, for []
     "#]],
     );
 }
@@ -97,16 +97,16 @@ fn what_took_as_long_before_is_no_wait() {
         expect![[r#"
             Consistent
             0: in all_reduce, 50 s ago, for [1]
-            1: outside of NCCL, 90 s ago, for []
+            1: outside NCCL, 90 s ago, for []
         "#]],
     );
     check(
         &[&format!("{steps} AR8@10! idle9 runs"), &format!("{steps} idle9 runs")],
         expect![[r#"
             Hangs
-            Error RankStuck [1]: rank 0 waits in call 28 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 130.000 s ago. It is 1 call behind, for 89.999 s so far; from that call of its to the next it took at most 40.001 s before. Rank 1 stands still: for 89.999 s no event, little processor time, and hardly anything read or written
+            Error RankStuck [1]: rank 0 waits in call 28 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 130.000 s ago. It is 1 call behind, for 89.999 s so far; until now it took at most 40.001 s from that call to the next. Rank 1 is idle: for 89.999 s no event, little processor time, and almost nothing read or written
             0: in all_reduce, 90 s ago, for [1]
-            1: outside of NCCL, 130 s ago, for []
+            1: outside NCCL, 130 s ago, for []
         "#]],
     );
 }
@@ -118,9 +118,9 @@ fn a_long_first_step_is_not_what_is_usual() {
         &[&format!("{steps} AR8@10! idle5 runs"), &format!("{steps} idle5 runs")],
         expect![[r#"
         Hangs
-        Error RankStuck [1]: rank 0 waits in call 18 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 50.500 s ago. It is 1 call behind, for 49.999 s so far; from that call of its to the next it took at most 501.0 ms before. Rank 1 stands still: for 49.999 s no event, little processor time, and hardly anything read or written
+        Error RankStuck [1]: rank 0 waits in call 18 on world, all_reduce(8 float32, sum) at step (train.py:10), for rank 1, which has not made it: it is elsewhere; its last call was broadcast(4 float32, root 0) at step (train.py:11), 50.500 s ago. It is 1 call behind, for 49.999 s so far; until now it took at most 501.0 ms from that call to the next. Rank 1 is idle: for 49.999 s no event, little processor time, and almost nothing read or written
         0: in all_reduce, 50 s ago, for [1]
-        1: outside of NCCL, 50 s ago, for []
+        1: outside NCCL, 50 s ago, for []
     "#]],
     );
 }
@@ -132,9 +132,9 @@ fn a_rank_whose_recorder_is_gone_is_not_known() {
         &[&format!("{steps} AR8@10 idle9 runs"), &format!("{steps} AR8@10 idle1 runs")],
         expect![[r#"
         Incomplete
-        Warning TraceStops [1]: the trace of rank 1 stops 80.000 s before the others: its recorder or its machine ended. What the rank did since, and whether it still runs, is not known
-        0: outside of NCCL, 90 s ago, for []
-        1: outside of NCCL, 10 s ago, for []
+        Warning TraceStops [1]: the trace of rank 1 stops 80.000 s before the others: its recorder or its machine ended. It is not known what the rank did since, or whether it still runs
+        0: outside NCCL, 90 s ago, for []
+        1: outside NCCL, 10 s ago, for []
     "#]],
     );
 }
@@ -170,15 +170,15 @@ fn ranks_at_the_same_call_are_consistent_while_they_run() {
         &[&format!("{steps} AR8@10 idle1 runs"), &format!("{steps} AR8@10 idle1 runs")],
         expect![[r#"
         Consistent
-        0: outside of NCCL, 10 s ago, for []
-        1: outside of NCCL, 10 s ago, for []
+        0: outside NCCL, 10 s ago, for []
+        1: outside NCCL, 10 s ago, for []
     "#]],
     );
     check(
         &["init:w AR8@10! idle4 runs", "alone busy1 runs"],
         expect![[r#"
         Incomplete
-        Warning NoTrace [1]: the calls of rank 0 fit together, and none of these did anything in the last 40.000 s, after all_reduce(8 float32, sum) at step (train.py:10). Rank 1 has no trace and may be what they wait for; it may also be the GPU, the network, or something outside of NCCL. The trace of rank 1 would decide
+        Warning NoTrace [1]: the calls of rank 0 match, and none of these ranks did anything in the last 40.000 s, after all_reduce(8 float32, sum) at step (train.py:10). Rank 1 has no trace, and the others may wait for that. It may also be the GPU, the network, or something outside NCCL. The trace of rank 1 would decide
         0: in all_reduce, 40 s ago, for []
     "#]],
     );
@@ -212,7 +212,7 @@ fn a_rank_that_is_busy_in_one_function_for_long_hangs_and_one_that_moves_on_does
     ] {
         let (verdict, text) = verdict(healthy);
         assert_eq!(verdict, "Waits", "{healthy}: {text}");
-        assert!(text.starts_with("Rank 1 is at work: 90 % of a processor"), "{healthy}: {text}");
+        assert!(text.starts_with("Rank 1 is working: 90 % of a processor"), "{healthy}: {text}");
     }
     // Without any reading, in the end.
     let waits = format!("{steps} AR8@10! idle190 runs");

@@ -88,5 +88,5 @@ fn fabric_handles_have_a_name_at_both_ends() {
     )
     .unwrap();
     let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("Memory that processes share") && said.contains("counted once"), "{said}");
+    assert!(said.contains("Memory that processes share") && said.contains("each byte counts once"), "{said}");
 }

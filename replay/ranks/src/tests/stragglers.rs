@@ -244,7 +244,7 @@ fn a_rank_that_comes_late_is_a_straggler() {
         &[&step(""), &step("wait"), &step("wait wait"), &step("")],
         expect![[r#"
             Straggler [2] of world in collective -, lines 11 and 0, waiting [] x20
-              rank 2 is late again and again on world: 20 of 20 times it comes after every other rank, typically by 2.001 s, and not because it was late before, most of it before step (train.py:11); that is 50 % of the time of these calls. Weak evidence: these are the clocks of the hosts, and a busy host looks alike; gputrace record --nccl-timing measures the GPUs
+              rank 2 is repeatedly late on world: 20 of 20 times it comes after every other rank, typically by 2.001 s, and not because it was late before, mostly before step (train.py:11); that is 50 % of the time of these calls. Weak evidence: these are host clocks, and a busy host looks the same; gputrace record --nccl-timing measures the GPUs
         "#]],
     );
 }
@@ -280,7 +280,7 @@ fn whether_a_rank_is_late_each_time_or_was_once_is_not_known_where_nothing_varie
         &[&steps(""), &steps("wait25000")],
         expect![[r#"
         consistent
-        note: rank 1 comes after every other rank, typically by 25.0 ms, 23 of 23 times on world (step (train.py:10)): it may be late each time, or have been late once and the others never waited for it; host clocks look the same either way, gputrace record --nccl-timing measures the GPUs
+        note: rank 1 comes after every other rank, typically by 25.0 ms, 23 of 23 times on world (step (train.py:10)). It may be late each time, or it was late once and the others never waited for it. Host clocks cannot distinguish the two; gputrace record --nccl-timing measures the GPUs
     "#]],
     );
 }
@@ -297,7 +297,7 @@ fn a_rank_that_is_late_by_less_than_a_millisecond_or_only_at_times_is_none() {
         &[&in_time, &steps(["wait90", "", "", ""]), &in_time],
         expect![[r#"
             consistent
-            note: all ranks made the same calls, and none did anything in the last 18.979 s: they may wait for the GPU, for the network, or for something outside of NCCL. Which of these is not in the traces
+            note: all ranks made the same calls, and none did anything in the last 18.979 s: they may wait for the GPU, the network, or something outside NCCL. The traces do not show which
         "#]],
     );
     // Now this one and now that one.
@@ -306,7 +306,7 @@ fn a_rank_that_is_late_by_less_than_a_millisecond_or_only_at_times_is_none() {
         &[&first, &second, &first],
         expect![[r#"
             consistent
-            note: all ranks made the same calls, and none did anything in the last 18.934 s: they may wait for the GPU, for the network, or for something outside of NCCL. Which of these is not in the traces
+            note: all ranks made the same calls, and none did anything in the last 18.934 s: they may wait for the GPU, the network, or something outside NCCL. The traces do not show which
         "#]],
     );
 }

@@ -66,10 +66,7 @@ impl Waits<'_> {
         finding.waiting = self.ranks(circle.iter().copied());
         let beginning = match kind {
             Kind::WrongCommunicator => {
-                format!(
-                    "{} made on another communicator the call that the others made",
-                    rank_names(&finding.ranks)
-                )
+                format!("{} made the call of the others on another communicator", rank_names(&finding.ranks))
             }
             Kind::MissingInShrink | Kind::MissingInSplit => {
                 format!("{} never came", rank_names(&finding.ranks))

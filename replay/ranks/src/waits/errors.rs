@@ -27,12 +27,12 @@ impl Waits<'_> {
                     );
                     finding.own = self.text_of(member, Lane::Collective, last as usize);
                     finding.text = format!(
-                        "NCCL reported {} of {} to rank {rank} {} before its end{}; the newest of its {n} collectives there: {}",
+                        "NCCL reported {} of {} to rank {rank} {} before its end{}; its latest of {n} collectives there: {}",
                         result_name(error),
                         joined.label,
                         show::nanos(participant.end.0.saturating_sub(time.0) as i64),
                         Place::of(participant, place)
-                            .map_or_else(String::new, |place| format!(", asked at {}", place.text)),
+                            .map_or_else(String::new, |place| format!(", queried at {}", place.text)),
                         finding.own.as_ref().map_or_else(|| "none".to_owned(), CallText::text),
                     );
                     findings.push(finding);
@@ -82,7 +82,7 @@ pub(super) fn failure(failed: &FailedCall, own: &CallText) -> (Kind, String) {
             let (bytes, own) = (words::bytes(refused), own.text());
             (
                 Kind::OutOfMemory,
-                format!("ran out of memory in {own}: NCCL was refused {bytes} there, and calls it {result}"),
+                format!("ran out of memory in {own}: NCCL was refused {bytes} there, and returned {result}"),
             )
         }
         None => (Kind::FailedCall, format!("got {result} from {}", own.text())),

@@ -144,7 +144,7 @@ impl Waits<'_> {
         };
         if let Some(longest) = self.longest_before(edge) {
             finding.text += &format!(
-                "; from that call of its to the next it took at most {} before",
+                "; until now it took at most {} from that call to the next",
                 words::time(Nanos(longest))
             );
         }
@@ -166,7 +166,7 @@ impl Waits<'_> {
         let quiet = show::nanos(i64::try_from(quiet).unwrap_or(i64::MAX));
         if participant.recorder_is_late {
             return format!(
-                "The recorder of {} has written nothing lately: whether the rank works is not known",
+                "The recorder of {} has written nothing lately: it is not known whether the rank works",
                 who.to_lowercase()
             );
         }
@@ -185,12 +185,12 @@ impl Waits<'_> {
                 )
             }
             Work::Busy { share, bytes_per_s } => format!(
-                "{who} is at work: {:.0} % of a processor, {} a second read and written by its process and those it started",
+                "{who} is working: {:.0} % of a processor, {} per second read and written by its process and its child processes",
                 share * 100.0,
                 words::bytes(gputrace_schemas::event::Bytes(bytes_per_s)),
             ),
             Work::Idle => format!(
-                "{who} stands still: for {quiet} no event, little processor time, and hardly anything read or written"
+                "{who} is idle: for {quiet} no event, little processor time, and almost nothing read or written"
             ),
             Work::Unknown => format!("{who} has shown no event for {quiet}"),
         }

@@ -44,8 +44,8 @@ impl Waits<'_> {
             Who::Rank(_) | Who::Member(..) => self.participant(main.from).is_alive(),
         };
         let (never_came, never_made) = match is_running {
-            true => ("has not come", "has not made"),
-            false => ("never came", "never made"),
+            true => ("has not joined", "has not made"),
+            false => ("never joined", "never made"),
         };
         let mut ranks = who;
         let awaited = others.as_ref().map_or_else(|| "a call".to_owned(), CallText::text);
@@ -113,7 +113,7 @@ impl Waits<'_> {
         let at =
             Place::of(participant, oom.place).map_or_else(String::new, |place| format!(" at {}", place.text));
         Some(format!(
-            "Before that it ran {}{at} and went on: it may have left calls out then, which calls that are alike hide",
+            "Before that it ran {}{at} and continued: it may have skipped calls then, which identical calls hide",
             oom.what
         ))
     }
@@ -175,7 +175,7 @@ impl Waits<'_> {
         let closing = member.and_then(|membership| membership.closing);
         if let Some(closing) = closing.filter(|closing| gave_up(closing.op)) {
             let own = open_text(closing.op, closing.place, closing.time);
-            let text = format!("gave the communicator up by {}", own.text());
+            let text = format!("aborted the communicator with {}", own.text());
             return (Kind::Abort, text, Some(own), vec![participant.place(closing.place)]);
         }
         if let Some(failed) = participant.failed_calls.last() {
@@ -185,7 +185,7 @@ impl Waits<'_> {
         let own = last.map(seen);
         let stack = last.map(|last| last.stack.clone()).unwrap_or_default();
         let last_text = last.map_or_else(
-            || "nothing of it was seen in NCCL".to_owned(),
+            || "no NCCL call of it was seen".to_owned(),
             |last| format!("its last call was {}, {}", seen(last).text(), ago(last.time)),
         );
         if participant.ending == Ending::Exit {
@@ -193,7 +193,7 @@ impl Waits<'_> {
         }
         if let Some(closing) = closing {
             let own = open_text(closing.op, closing.place, closing.time);
-            let text = format!("closed the communicator without it, by {}", own.text());
+            let text = format!("closed the communicator without it, with {}", own.text());
             return (Kind::MissingCall, text, Some(own), vec![participant.place(closing.place)]);
         }
         let latest = (0..self.job.actors.len()).map(|actor| self.alive_at(actor)).max().unwrap_or(0);
@@ -213,7 +213,7 @@ impl Waits<'_> {
             participant.last_event.as_ref().filter(|event| last.is_none_or(|last| event.time > last.time));
         let text = match newest {
             Some(event) => format!(
-                "is elsewhere; {last_text}, and its newest event {}, {}",
+                "is elsewhere; {last_text}, and its latest event {}, {}",
                 seen(event).text(),
                 ago(event.time)
             ),
@@ -225,7 +225,7 @@ impl Waits<'_> {
         };
         let Some(stands) = participant.stands_at() else { return (Kind::RankStuck, text, own, stack) };
         let text = format!(
-            "{text}. Its main thread stands in {}: read from outside{}, {} after its last event",
+            "{text}. Its main thread is in {}: read from outside{}, {} after its last event",
             participant.stands_in().unwrap_or_default(),
             if stands.is_torn { " while it changed" } else { "" },
             show::nanos(i64::try_from(stands.silent.0).unwrap_or(i64::MAX)),
@@ -265,7 +265,7 @@ pub(super) fn with_those_ahead(findings: Vec<Finding>) -> Vec<Finding> {
         if is_tie && is_over(&finding) {
             finding.undecided = true;
             let ahead = rank_names(&finding.waiting);
-            finding.text += &format!("; or {ahead} made one call too many, which cannot be known");
+            finding.text += &format!("; or {ahead} made one call too many, which cannot be determined");
             kept.push(finding);
             continue;
         }
@@ -282,7 +282,7 @@ pub(super) fn with_those_ahead(findings: Vec<Finding>) -> Vec<Finding> {
                 ranks_wait(&ranks),
                 rank_names(others),
                 if finding.kind == Kind::RankExited {
-                    "ended by themselves"
+                    "exited by themselves"
                 } else {
                     "closed the communicator without it"
                 }

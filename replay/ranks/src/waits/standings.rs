@@ -9,7 +9,7 @@ use crate::calls::{Ending, Lane, LastSeen};
 use crate::findings::{CallText, Place};
 use crate::jobs::Joined;
 
-/// Where a rank was at the end.
+/// The position of a rank at the end.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Standing {
     /// Rank in the job.
@@ -65,7 +65,7 @@ impl Waits<'_> {
             // Its calls have returned, and their work is not done: it waits on the GPU, or will where it next needs a result.
             (None, _) if !waits_for.is_empty() => "waits, calls given".into(),
             // The job was killed because it hung: that is not about one rank.
-            (None, Ending::Killed | Ending::Unknown) => "outside of NCCL".into(),
+            (None, Ending::Killed | Ending::Unknown) => "outside NCCL".into(),
         };
         // The largest comes first.
         let mut members = self.job.communicators.iter().flat_map(Joined::all);

@@ -408,10 +408,10 @@ impl<'a> Picture<'a> {
         }
         let high = chart.points.iter().filter(|it| !it.is_certain).map(|it| it.high.0).max();
         if let Some(high) = high.filter(|high| *high > self.tick.saturating_mul(TICKS as u64)) {
-            words.push(format!("(up to {}, above the picture)", words::bytes(Bytes(high))));
+            words.push(format!("(up to {}, above the chart)", words::bytes(Bytes(high))));
         }
         if let Some(ceiling) = chart.ceiling.as_ref().filter(|_| !self.shows_ceiling) {
-            words.push(format!("({}: above the picture)", ceiling.name));
+            words.push(format!("({}: above the chart)", ceiling.name));
         }
         if let Some(ceiling) = chart.ceiling.as_ref().filter(|_| self.shows_ceiling && !is_named) {
             let sign: String = self.signs.ceiling.iter().chain(&self.signs.ceiling[..1]).collect();

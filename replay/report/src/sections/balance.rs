@@ -56,7 +56,7 @@ fn build(story: &Story) -> Option<Section> {
     let section = Section::new("imbalance", "Uneven devices").line(
         Mood::Bad,
         format!(
-            "{most} held up to {}, {least} up to {}: {} less. There (on the first) and not here (on the second):",
+            "{most} held up to {}, {least} up to {}: {} less. Held on the first and not on the second:",
             bytes(loaded.total),
             bytes(other.total),
             bytes(Bytes(more))

@@ -25,7 +25,7 @@ const ROWS: usize = 8;
 /// Sizes of one line that keep changing are at least so many.
 const FEW_SIZES: usize = 4;
 
-/// The call sites that give back by habit what is then bought again, most first.
+/// The call sites that free by habit what is then bought again, most first.
 pub fn habits(cache: &CacheBooks) -> Vec<(SiteId, Trims)> {
     let habits = cache.trims.iter().filter(|(_, trims)| trims.times >= HABIT);
     let mut habits: Vec<(SiteId, Trims)> = habits.map(|(site, trims)| (*site, *trims)).collect();
@@ -54,7 +54,7 @@ fn emptied(story: &Story) -> Option<Section> {
             ("device", "device"),
             ("times", "times"),
             ("segments", "segments"),
-            ("bytes", "given back"),
+            ("bytes", "released"),
             ("time_ns", "took"),
             ("call_site", "call site"),
         ],
@@ -76,7 +76,7 @@ fn emptied(story: &Story) -> Option<Section> {
             ]);
         }
     }
-    let section = Section::new("emptied", "Given back and bought again").lines(lines);
+    let section = Section::new("emptied", "Released and reserved again").lines(lines);
     (!table.rows.is_empty()).then(|| section.table(table.keep(ROWS, 3)).warn(story.caveats()))
 }
 
@@ -95,7 +95,7 @@ fn advice(
         Some(_) | None => "",
     };
     format!(
-        "{}: {} gave memory back {} times, and PyTorch bought {} of it again: {} in the driver{what_to_do}",
+        "{}: {} released memory {} times, and PyTorch reserved {} of it again: {} in the driver{what_to_do}",
         device_name(story, ordinal),
         story.ledger.sites.site_name(worst),
         count(times),
@@ -110,7 +110,7 @@ fn misfits(story: &Story) -> Option<Section> {
         &[
             ("device", "device"),
             ("segments", "segments"),
-            ("bytes", "bought"),
+            ("bytes", "reserved"),
             ("sizes", "sizes"),
             ("smallest_bytes", "from"),
             ("largest_bytes", "to"),
@@ -128,8 +128,7 @@ fn misfits(story: &Story) -> Option<Section> {
             continue;
         }
         let text = format!(
-            "{}: {} of {} segments ({}) were bought although PyTorch had as much reserved and unused: in pieces too small, or \
-             of other streams. It reserved up to {} for at most {} allocated",
+            "{}: {} of {} segments ({}) were reserved although PyTorch had as much unused memory: in blocks too small, or on other streams. It reserved up to {} for at most {} allocated",
             device_name(story, ordinal),
             count(segments),
             count(cache.bought.segments),
@@ -152,15 +151,15 @@ fn misfits(story: &Story) -> Option<Section> {
         }
     }
     let section =
-        Section::new("misfits", "Bought although as much was unused (external fragmentation)").lines(lines);
+        Section::new("misfits", "Reserved although as much was unused (external fragmentation)").lines(lines);
     (!table.rows.is_empty()).then(|| {
         section
             .table(table.keep(ROWS, 2))
             .line(
                 Mood::Note,
                 match most_sizes {
-                    0..FEW_SIZES => "what was free lay on other streams, in other pools, or in pieces; what would help:",
-                    _ => "requests whose sizes keep changing fit no segment of the step before; what would help:",
+                    0..FEW_SIZES => "free memory was on other streams, in other pools, or in small blocks; to see what would help:",
+                    _ => "sizes keep changing, so requests do not fit the segments of the previous step; to see what would help:",
                 },
             )
             .line(Mood::Command, format!("gputrace tune {}", quote(&story.path)))

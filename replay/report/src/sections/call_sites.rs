@@ -33,7 +33,7 @@ fn build_long(story: &Story) -> Option<Section> {
 }
 
 fn section(story: &Story, n_rows: usize) -> Option<Section> {
-    let mut result = Section::new("call_sites", "Who held it: top call sites");
+    let mut result = Section::new("call_sites", "Top call sites");
     let mut any = false;
     for (ordinal, books) in used_devices(story) {
         let at_oom = ran_out(story, ordinal, books);

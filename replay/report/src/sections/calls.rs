@@ -20,7 +20,7 @@ fn build(story: &Story) -> Option<Section> {
             ("function", "function", &|(id, _)| Value::text(name(*id))),
             ("calls", "calls", &|(_, it)| Value::Count(it.calls)),
             ("failed", "failed", &|(_, it)| Value::Count(it.failed)),
-            ("bytes", "bytes asked for", &|(_, it)| asked(it, it.sizes.sum())),
+            ("bytes", "bytes requested", &|(_, it)| asked(it, it.sizes.sum())),
             ("largest_bytes", "largest", &|(_, it)| asked(it, it.sizes.max())),
             ("duration_ns", "time in it", &|(_, it)| Value::Time(it.time())),
             ("median_bound_ns", "median <=", &|(_, it)| Value::Time(Nanos(it.durations.quantile_bound(0.5)))),
@@ -29,7 +29,7 @@ fn build(story: &Story) -> Option<Section> {
         ],
     );
     (!table.rows.is_empty()).then(|| {
-        Section::new("calls", "Calls into the driver, by the function that the program called")
+        Section::new("calls", "Driver calls, by the function that the program called")
             .table(table)
             .warn(story.caveats())
     })

@@ -33,7 +33,7 @@ fn build(story: &Story) -> Option<Section> {
             }),
             ("calls", "calls", &|(_, it)| Value::Count(it.n_calls)),
             ("last_call_ns", "last used", &|(_, it)| it.last_call.map_or(Value::Missing, when)),
-            ("made_at", "made at", &|(_, it)| Value::text(it.made_at.map_or_else(String::new, site))),
+            ("made_at", "created at", &|(_, it)| Value::text(it.made_at.map_or_else(String::new, site))),
         ],
     );
     if table.rows.is_empty() {
@@ -54,11 +54,7 @@ fn build(story: &Story) -> Option<Section> {
 fn causes(story: &Story, books: &[(CommId, &CommBooks)]) -> Table {
     let mut table = Table::new(
         "communicator_causes",
-        &[
-            ("communicator", "communicator"),
-            ("peak_bytes", "took at most"),
-            ("cause", "because of the call at"),
-        ],
+        &[("communicator", "communicator"), ("peak_bytes", "peak"), ("cause", "for the call at")],
     );
     for (id, books) in books {
         for (site, meter) in &books.causes {
@@ -91,6 +87,6 @@ fn unused(books: &[(CommId, &CommBooks)]) -> Option<String> {
         idle.fold((0, 0u64), |(n, sum), (_, books)| (n + 1, sum.saturating_add(books.device.peak.0)));
     let verb = if n == 1 { "was" } else { "were" };
     (n > 0).then(|| {
-        format!("{n} of them {verb} never used, with {} together", gputrace_trace::words::bytes(Bytes(bytes)))
+        format!("{n} of them {verb} never used, with {} in total", gputrace_trace::words::bytes(Bytes(bytes)))
     })
 }

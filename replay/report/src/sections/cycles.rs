@@ -21,8 +21,8 @@ fn build(story: &Story) -> Option<Section> {
             ("bytes", "bytes", &|it| Value::Bytes(it.bytes)),
             ("blocks", "blocks", &|it| Value::Count(it.blocks)),
             ("held_for_ns", "held for", &|it| Value::Time(it.held_for)),
-            ("collected", "what was collected", &|it| it.kind.map_or(Value::Missing, Value::text)),
-            ("call_site", "asked for by", &|it| Value::text(sites.site_name(it.site))),
+            ("collected", "collected objects", &|it| it.kind.map_or(Value::Missing, Value::text)),
+            ("call_site", "requested by", &|it| Value::text(sites.site_name(it.site))),
         ],
     );
     let longest = cycles.sites.iter().map(|row| row.held_for).max().unwrap_or_default();
@@ -33,20 +33,20 @@ fn build(story: &Story) -> Option<Section> {
     );
     let section = Section::new("reference_cycles", "Reference cycles")
         .line(Mood::Warning, headline)
-        .fact("bytes", "given back by the collector", Value::Bytes(cycles.bytes))
-        .fact("peak_bytes", "at most at one moment", Value::Bytes(cycles.peak))
+        .fact("bytes", "freed by the collector", Value::Bytes(cycles.bytes))
+        .fact("peak_bytes", "peak", Value::Bytes(cycles.peak))
         .fact("blocks", "blocks", Value::Count(cycles.blocks))
         .fact("collections", "collections", Value::Count(cycles.collections))
         .table(table.keep(ROWS, 1))
         .line(
             Mood::Note,
-            "measured: that the collector ran, and how long each block was held; when it was last used is not known",
+            "measured: when the collector ran, and how long each block was held; the last use of a block is not known",
         );
     let section = match cycles.n_threads {
         0 | 1 => section,
         n => section.line(
             Mood::Note,
-            format!("{n} threads gave memory back meanwhile: what others than the collector's gave back is counted, too"),
+            format!("{n} threads freed memory meanwhile: blocks that the others freed are counted as well"),
         ),
     };
     Some(section.warn(story.caveats()))

@@ -16,8 +16,7 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 /// Call sites to show.
 const ROWS: usize = 10;
 /// How the parts differ from what `gputrace oom` calls by the same words.
-pub const SIMULATED: &str = "these parts are simulated; `gputrace oom` measures, when memory ran out, stranded and wholly free (cached) bytes, \
-     each with its part of isolated";
+pub const SIMULATED: &str = "these parts are simulated; `gputrace oom` measures stranded and wholly free (cached) bytes at the error, each including its part of isolated";
 
 fn build(story: &Story) -> Option<Section> {
     let section = Section::new("gap", "Why PyTorch reserved more than was in use");
@@ -25,7 +24,7 @@ fn build(story: &Story) -> Option<Section> {
     if gaps.is_empty() {
         story.wasteful_devices().next()?;
         let command = format!("gputrace replay {}", quote(&story.path));
-        return Some(section.line(Mood::Note, "what says why:").line(Mood::Command, command));
+        return Some(section.line(Mood::Note, "to see why:").line(Mood::Command, command));
     }
     let found: Vec<(u32, &Gap)> = gaps.iter().map(|gap| (gap.device, &gap.found)).collect();
     let section = section.lines(gaps.iter().map(|gap| checked(story, gap)));
@@ -73,7 +72,7 @@ pub fn taken_apart(section: Section, gaps: &[(u32, &Gap)]) -> Section {
         &[
             ("device", "device", &|(device, _)| cuda(*device)),
             ("stranded_bytes", "free beside", &|(_, pin)| Value::Bytes(Bytes(pin.stranded))),
-            ("alone_bytes", "held alone", &|(_, pin)| Value::Bytes(Bytes(pin.alone))),
+            ("alone_bytes", "pins alone", &|(_, pin)| Value::Bytes(Bytes(pin.alone))),
             ("in_use_bytes", "its own", &|(_, pin)| Value::Bytes(Bytes(pin.in_use))),
             ("call_site", "call site that holds segments", &|(_, pin)| Value::text(pin.place())),
         ],

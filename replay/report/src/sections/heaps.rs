@@ -37,17 +37,17 @@ fn build(story: &Story) -> Option<Section> {
             ("bytes", "at the peak", &|(_, part)| Value::Bytes(part.at_peak.bytes)),
             ("peak_bytes", "own peak", &|(_, part)| Value::Bytes(part.peak)),
             ("live_bytes", "live at end", &|(_, part)| Value::Bytes(part.live.bytes)),
-            ("objects", "handed out", &|(_, part)| Value::Count(part.gains)),
+            ("objects", "allocated", &|(_, part)| Value::Count(part.gains)),
             ("call_site", "call site", &|(_, part)| Value::text(story.ledger.sites.site_name(part.id))),
         ],
     );
-    let mut section = Section::new("heaps", "NVSHMEM's symmetric heap: what was handed out of it");
+    let mut section = Section::new("heaps", "NVSHMEM's symmetric heap");
     for (ordinal, books) in &used {
         let (name, heap) = (device_name(story, *ordinal), &books.heap);
         let is_its = |part: &Part<OwnerId>| story.ledger.sites.owner(part.id) == NVSHMEM;
         let whole = books.physical.owners().find(is_its).map_or(Bytes(0), |part| part.peak);
         let text = format!(
-            "{name}: {} at most, of the {} that NVSHMEM had of the driver at most",
+            "{name}: {} at most, of the {} that NVSHMEM reserved from the driver at most",
             bytes(heap.blocks.peak()),
             bytes(whole)
         );

@@ -41,8 +41,7 @@ fn build(story: &Story, n_rows: usize) -> Option<Section> {
     if sampled.is_empty() {
         return Some(section.warn(story.caveats()));
     }
-    let note = "context, code, pools, graphs and peers are estimates: what the process was charged more after it had made or \
-                loaded such; unaccounted is the rest, with its sign";
+    let note = "context, code, pools, graphs and peers are estimates: the increase in charged memory when the process created or loaded them; unaccounted is the signed remainder";
     section = section.line(Mood::Note, note);
     for (ordinal, books) in &sampled {
         section = section.warn(contexts_elsewhere(story, *ordinal, books));
@@ -59,20 +58,22 @@ fn build(story: &Story, n_rows: usize) -> Option<Section> {
 fn found(notes: &[(Nanos, String)]) -> Option<(Mood, String)> {
     let noted = notes.iter().rev().find_map(|(_, note)| note.strip_prefix("nvml.process="))?;
     if let Some(why) = noted.strip_prefix("unknown: ") {
-        let text = format!("what the driver charged to this process cannot be known: {why}");
+        let text = format!("the memory that the driver charged to this process is not known: {why}");
         return Some((Mood::Warning, text));
     }
     let of = |number: &str, why: &str| {
         let text = format!(
-            "charged is NVML's figure of its process {number}, {why}; NVML knows this process by another number than its own, \
-             as in containers"
+            "charged is NVML's figure of its process {number}, {why}; NVML knows this process by another number, as in containers"
         );
         Some((Mood::Note, text))
     };
     if let Some(number) = noted.strip_prefix("only process ") {
-        return of(number, "the only one on a device where this one had memory");
+        return of(number, "the only one on a device where this process had memory");
     }
-    of(noted.strip_prefix("by its changes ")?, "the one that changed as what this one was handed out did")
+    of(
+        noted.strip_prefix("by its changes ")?,
+        "the one whose memory changed as allocations of this process did",
+    )
 }
 
 /// Devices on which the process was charged anything: those too that it has nothing but a context on.
@@ -91,9 +92,9 @@ fn contexts(story: &Story, everything: bool) -> Table {
         &contexts,
         &[
             ("device", "device", &|it| Value::text(format!("cuda:{}", it.device))),
-            ("context", "context", &|it| Value::text(if it.is_primary { "primary" } else { "of its own" })),
-            ("since_ns", "made at", &|it| when(it.since)),
-            ("until_ns", "gone at", &|it| it.until.map_or(Value::Missing, when)),
+            ("context", "context", &|it| Value::text(if it.is_primary { "primary" } else { "separate" })),
+            ("since_ns", "created at", &|it| when(it.since)),
+            ("until_ns", "destroyed at", &|it| it.until.map_or(Value::Missing, when)),
             ("owner", "by", &|it| Value::text(sites.owner(it.owner))),
             ("call_site", "from", &|it| Value::text(sites.site_name(it.site))),
         ],
@@ -111,7 +112,7 @@ fn moments(story: &Story, ordinal: i16, books: &DeviceBooks) -> Table {
         ("moment", "moment"),
         ("time_ns", "at"),
         ("process_bytes", "charged"),
-        ("tracked_bytes", "handed out"),
+        ("tracked_bytes", "allocated"),
         ("rounding_bytes", "page rounding"),
     ];
     let used = |cause: &Cause| {
@@ -179,7 +180,7 @@ fn contexts_elsewhere(story: &Story, ordinal: i16, books: &DeviceBooks) -> Optio
     is_idle.then(|| {
         let site = story.ledger.sites.site_name(context.site);
         format!(
-            "this process holds a context on {} ({}) and never allocated there; it was made at {} from {site}",
+            "this process holds a context on {} ({}) and never allocated there; it was created at {} from {site}",
             device_name(story, ordinal),
             bytes(last.process_used.unwrap_or_default()),
             time(story.since_start(context.since)),
@@ -199,13 +200,13 @@ fn in_words(device: &str, trend: &Trend) -> (Mood, String) {
         size(trend.end),
         match trend.bytes_per_hour {
             0 => "it does not grow after the warm-up".to_owned(),
-            rate => format!("{} an hour after the warm-up", size(rate)),
+            rate => format!("{} per hour after the warm-up", size(rate)),
         },
     );
     let mood = if trend.is_growing || trend.is_negative { Mood::Warning } else { Mood::Note };
     let why = match (trend.is_growing, trend.is_negative) {
         (true, _) => "; it keeps growing: something takes memory that is not recorded",
-        (false, true) => "; less is charged than was handed out: frees were not seen, or memory is shared",
+        (false, true) => "; less is charged than was allocated: frees were not seen, or memory is shared",
         (false, false) => "",
     };
     (mood, text + why)

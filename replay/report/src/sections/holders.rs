@@ -47,8 +47,7 @@ fn build(story: &Story) -> Option<Section> {
             let text = "NVML lists none, not even this one: it does not list processes here (some containers and drivers)";
             section = section.line(Mood::Note, format!("{}: {text}", device_name(story, device)));
         } else if !is_listed {
-            let text = "NVML does not list this process by its own number: it runs in a container, where NVML knows the \
-                        numbers of the host, or none; which line is this process is not known";
+            let text = "NVML does not list this process by its own number. In a container, NVML uses the host's numbers, or none, so it is not known which line is this process";
             section = section.line(Mood::Warning, format!("{}: {text}", device_name(story, device)));
         }
         for Holder { pid, bytes, name } in holders {

@@ -49,7 +49,7 @@ fn build(story: &Story) -> Option<Section> {
             && let Some(executable) = story.ledger.executables().get(most.executable)
         {
             let text = format!(
-                "{}: most was needed by {}: {} of buffers and {} of temporaries",
+                "{}: {} needed most: {} of buffers and {} of temporaries",
                 device_name(story, *ordinal),
                 executable.name,
                 bytes(most.buffers),
@@ -82,16 +82,16 @@ fn origins(device: &str, pjrt: &PjrtBooks) -> impl Iterator<Item = String> {
     };
     let views = match pjrt.n_views {
         0 => String::new(),
-        n => format!("; {} more view memory of others", count(n)),
+        n => format!("; {} more are views of other memory", count(n)),
     };
     let unserved = (pjrt.unserved.objects > 0).then(|| {
         format!(
-            "{device}: {} ({}) of an execution that failed never had memory, and may be in \"at most\"",
+            "{device}: {} ({}) of a failed execution never had memory, and may be in \"at most\"",
             count(pjrt.unserved.objects),
             bytes(pjrt.unserved.bytes)
         )
     });
-    std::iter::once(format!("{device}: buffers made: {}{donated}{views}", made.join(", "))).chain(unserved)
+    std::iter::once(format!("{device}: buffers created: {}{donated}{views}", made.join(", "))).chain(unserved)
 }
 
 fn word(origin: PjrtOrigin, n: u64) -> &'static str {
@@ -105,7 +105,7 @@ fn word(origin: PjrtOrigin, n: u64) -> &'static str {
         (PjrtOrigin::Copy, 1) => "copy",
         (PjrtOrigin::Copy, _) => "copies",
         (PjrtOrigin::Transfer, _) => "transferred",
-        (PjrtOrigin::Dependency, _) => "handed on",
+        (PjrtOrigin::Dependency, _) => "passed on",
         (PjrtOrigin::Compile | PjrtOrigin::Unknown, _) => "otherwise",
     }
 }
@@ -126,7 +126,7 @@ fn executables(story: &Story) -> Table {
             ("aliased_bytes", "in donated memory", &|it| known(it.figures.aliased)),
             ("executions", "executions", &|it| Value::Count(it.executions)),
             ("compiled", "compiled", &|it| Value::Count(it.n_compiled)),
-            ("call_site", "launched first at", &|it| {
+            ("call_site", "first launched at", &|it| {
                 it.site.map_or(Value::Missing, |site| Value::text(story.ledger.sites.site_name(site)))
             }),
         ],
@@ -155,7 +155,7 @@ fn failure(story: &Story, ordinal: i16, books: &DeviceBooks, pjrt: &PjrtBooks, o
         .line(Mood::Bad, format!("JAX could not get {asked}{by} on {device} at {when}"))
         .fact("device", "device", Value::text(&*device))
         .fact("time_ns", "at", Value::Time(story.since_start(oom.time)))
-        .fact("requested_bytes", "asked for", oom.bytes.map_or(Value::Missing, Value::Bytes))
+        .fact("requested_bytes", "requested", oom.bytes.map_or(Value::Missing, Value::Bytes))
         .fact("buffers_bytes", "held by buffers", Value::Bytes(oom.buffers))
         .remark(
             "allocator_bytes",
@@ -178,8 +178,10 @@ fn failure(story: &Story, ordinal: i16, books: &DeviceBooks, pjrt: &PjrtBooks, o
     }
     match pjrt.n_made().saturating_sub(oom.made_before) {
         _ if story.is_running => section,
-        0 => section.line(Mood::Note, "no buffer was made after it"),
-        n => section
-            .line(Mood::Note, format!("the program went on: {} more buffers were made after it", count(n))),
+        0 => section.line(Mood::Note, "no buffer was created after it"),
+        n => section.line(
+            Mood::Note,
+            format!("the program continued: {} more buffers were created after it", count(n)),
+        ),
     }
 }

@@ -54,12 +54,12 @@ fn kinds(story: &Story) -> Table {
 
 fn meaning(kind: MemoryKind) -> &'static str {
     match kind {
-        MemoryKind::Linear => "cudaMalloc and its like",
+        MemoryKind::Linear => "cudaMalloc and similar calls",
         MemoryKind::Virtual => "cuMemCreate",
-        MemoryKind::Async => "cudaMallocAsync: in use; what its pools keep beyond is not known",
-        MemoryKind::Array => "estimated from the shape: the driver does not say",
+        MemoryKind::Async => "cudaMallocAsync: in use; free memory of its pools is not known",
+        MemoryKind::Array => "estimated from the shape: the driver does not report it",
         MemoryKind::Managed => "on the device or the host; not in the peak",
-        MemoryKind::Graph => "there while its graph runs; not in the peak",
+        MemoryKind::Graph => "exists while its graph runs; not in the peak",
         MemoryKind::Pinned | MemoryKind::Registered | MemoryKind::HostVirtual => "on the host",
         MemoryKind::Imported => "of another process",
     }

@@ -42,7 +42,7 @@ fn build(story: &Story) -> Option<Section> {
         lines.push((Mood::Note, text));
     }
     if table.rows.is_empty() && lines.is_empty() {
-        return Some(section.line(Mood::Note, "no memory of a device was allocated").warn(story.caveats()));
+        return Some(section.line(Mood::Note, "no device memory was allocated").warn(story.caveats()));
     }
     Some(section.table(table).warn(story.caveats()).lines(lines))
 }
@@ -68,7 +68,7 @@ fn beside(name: &str, books: &DeviceBooks) -> Vec<(Mood, String)> {
     let mut lines = vec![];
     let others = [
         (&books.managed, "managed memory, on the device or the host"),
-        (&books.graphs, "memory of CUDA graphs, there while they run"),
+        (&books.graphs, "memory of CUDA graphs, which exists while they run"),
     ];
     for (books, what) in others.into_iter().filter(|(books, _)| books.peak().0 > 0) {
         let (peak, live) = (bytes(books.peak()), bytes(books.live().bytes));
@@ -77,7 +77,7 @@ fn beside(name: &str, books: &DeviceBooks) -> Vec<(Mood, String)> {
     }
     if books.dropped.objects > 0 {
         let text = format!(
-            "{name}: {} in {} objects went away with their context",
+            "{name}: {} in {} objects was freed with its context",
             bytes(books.dropped.bytes),
             books.dropped.objects
         );
@@ -102,7 +102,7 @@ fn torch_lines(story: &Story, name: &str, books: &DeviceBooks) -> Vec<(Mood, Str
     let unused = reserved.0.saturating_sub(allocated.0);
     if torch.allocations > 0 && unused > reserved.0 / 4 {
         let text = format!(
-            "{name}: at the peak {} of PyTorch's {} were reserved but not allocated ({:.0} %)",
+            "{name}: at the peak, {} of PyTorch's {} were reserved but not allocated ({:.0} %)",
             bytes(Bytes(unused)),
             bytes(reserved),
             unused as f64 / reserved.0 as f64 * 100.0

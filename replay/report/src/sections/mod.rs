@@ -54,7 +54,7 @@ pub enum Shown {
     OnDemand,
 }
 
-/// What `gputrace report` says, in this order: what a person whose job just died needs first.
+/// The output of `gputrace report`, in this order: what a person whose job just died needs first.
 pub const SECTIONS: &[(Shown, SectionEntry)] = &[
     (Shown::Always, oom::ENTRY),
     (Shown::Always, jax::OOM),
@@ -81,7 +81,7 @@ pub const SECTIONS: &[(Shown, SectionEntry)] = &[
     (Shown::OnDemand, next::ENTRY),
 ];
 
-/// What `gputrace report` says about a story: everything, or what is always shown and the titles of the rest.
+/// The output of `gputrace report` about a story: everything, or what is always shown and the titles of the rest.
 #[must_use]
 pub fn of_report(story: &Story, wanted: Shown) -> Vec<Section> {
     let (mut sections, mut more) = (vec![], vec![]);
@@ -98,7 +98,7 @@ pub fn of_report(story: &Story, wanted: Shown) -> Vec<Section> {
     sections
 }
 
-/// What `gputrace stats` says.
+/// The output of `gputrace stats`.
 pub const STATISTICS: &[SectionEntry] = &[
     overview::ENTRY,
     calls::ENTRY,
@@ -113,17 +113,17 @@ pub const STATISTICS: &[SectionEntry] = &[
     trust::ENTRY,
 ];
 
-/// What `gputrace stats` counts in a part of the time.
+/// The output of `gputrace stats` for a part of the time.
 pub const COUNTS: &[SectionEntry] = &[calls::ENTRY, sizes::ENTRY];
 
-/// What `gputrace stats` shows of a moment.
+/// The output of `gputrace stats` for a moment.
 pub const STANDING: &[SectionEntry] = &[kinds::ENTRY, pools::ENTRY];
 
-/// What `gputrace oom` says before it looks at how memory was cut up.
+/// The output of `gputrace oom` before it looks at how memory was cut up.
 pub const POSTMORTEM: &[SectionEntry] =
     &[oom::ENTRY, jax::OOM, owners::AT_OOM, holders::ENTRY, call_sites::LONG_LIST];
 
-/// What `gputrace summary` says to people.
+/// The output of `gputrace summary` for people.
 pub const FIGURES: &[SectionEntry] = &[figures::ENTRY, owners::ENTRY, hidden::ENTRY];
 
 /// `cuda:0 NVIDIA H200`.

@@ -33,7 +33,7 @@ fn refused(story: &Story) -> Option<Section> {
         &[
             ("time_ns", "at", &|(it, _)| Value::Time(story.since_start(it.time))),
             ("device", "device", &|(it, _)| Value::text(device_name(story, it.device))),
-            ("bytes", "asked for", &|(it, _)| Value::Bytes(it.bytes)),
+            ("bytes", "requested", &|(it, _)| Value::Bytes(it.bytes)),
             ("n", "times", &|(_, n)| Value::Count(*n)),
             ("tracked_bytes", "held then", &|(it, _)| Value::Bytes(it.tracked)),
             ("owner", "by", &|(it, _)| Value::text(sites.owner(it.owner))),
@@ -42,7 +42,7 @@ fn refused(story: &Story) -> Option<Section> {
         ],
     );
     let section = Section::new("refused", "OUT OF MEMORY")
-        .line(Mood::Bad, "The driver had no memory left for (newest first):");
+        .line(Mood::Bad, "The driver was out of memory for these requests (newest first):");
     if table.rows.is_empty() {
         return None;
     }
@@ -52,10 +52,7 @@ fn refused(story: &Story) -> Option<Section> {
     let section = match allocs.saturating_sub(last.allocs_before) {
         0 if story.is_running => return Some(section),
         0 => section.line(Mood::Note, "nothing was allocated on the device after the last of them"),
-        n => section.line(
-            Mood::Note,
-            format!("the program went on: {n} more allocations on the device after the last of them"),
-        ),
+        n => section.line(Mood::Note, format!("the program continued; later allocations on the device: {n}")),
     };
     Some(if last.device == HOST { section } else { section.line(Mood::Note, REPRODUCE_DRIVER) })
 }
@@ -89,8 +86,8 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
         .line(Mood::Bad, headline)
         .fact("device", "device", Value::text(device_name(story, ordinal)))
         .fact("time_ns", "at", Value::Time(story.since_start(oom.time)))
-        .fact("asked_bytes", "PyTorch asked for", Value::Bytes(oom.bytes))
-        .fact("requested_bytes", "the program asked for", Value::bytes(oom.requested.map(|bytes| bytes.0)))
+        .fact("asked_bytes", "PyTorch requested", Value::Bytes(oom.bytes))
+        .fact("requested_bytes", "the program requested", Value::bytes(oom.requested.map(|bytes| bytes.0)))
         .fact("allocated_bytes", "allocated by PyTorch", Value::Bytes(oom.allocated))
         .remark(
             "reserved_bytes",
@@ -98,7 +95,7 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
             Value::Bytes(oom.reserved),
             cached_remark(cached, oom),
         )
-        .fact("others_bytes", "held by others in this process", Value::bytes(Some(others)));
+        .fact("others_bytes", "held by other libraries in this process", Value::bytes(Some(others)));
     if let Some((free, total)) = oom.device {
         let segment = bytes(oom.segment());
         let why = match oom.wall() {
@@ -116,8 +113,7 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
             Value::bytes(Some(total.0).filter(|total| *total > 0)),
         );
         let elsewhere = total.0.saturating_sub(free.0).saturating_sub(oom.tracked.0);
-        let remark =
-            "CUDA context, code, other processes (device total - free - what this process was handed)";
+        let remark = "CUDA context, code, other processes (total - free - allocations of this process)";
         if total.0 > 0 {
             section =
                 section.remark("elsewhere_bytes", "held elsewhere", Value::bytes(Some(elsewhere)), remark);
@@ -135,7 +131,7 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
     let section = if story.is_running {
         return section;
     } else if went_on > 0 {
-        let text = format!("the program went on: {went_on} more blocks were handed out after it");
+        let text = format!("the program continued: {went_on} more blocks were allocated after it");
         section.line(Mood::Note, text)
     } else if after < SUDDEN.0 {
         let text = format!(
@@ -153,7 +149,7 @@ fn cached_remark(cached: u64, oom: &TorchOom) -> String {
     let wanted = oom.requested.unwrap_or(oom.bytes);
     let cached_text = bytes(Bytes(cached));
     if cached >= wanted.0 {
-        format!("{cached_text} of it unused, more than was asked for: fragmentation")
+        format!("{cached_text} of it unused, more than was requested: fragmentation")
     } else {
         format!("{cached_text} of it unused")
     }

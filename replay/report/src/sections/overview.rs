@@ -12,9 +12,9 @@ fn build(story: &Story) -> Option<Section> {
     let section = Section::new("overview", "Overview")
         .fact("events", "events", Value::Count(ledger.n_events))
         .fact("lost_events", "lost", Value::Count(ledger.n_lost()))
-        .fact("duration_ns", "from the start to the last", Value::Time(story.since_start(ledger.last)))
-        .fact("calls", "calls into the driver", Value::Count(calls))
-        .fact("blocks", "PyTorch blocks handed out", Value::Count(ledger.block_sizes().count()))
+        .fact("duration_ns", "first to last event", Value::Time(story.since_start(ledger.last)))
+        .fact("calls", "driver calls", Value::Count(calls))
+        .fact("blocks", "PyTorch blocks allocated", Value::Count(ledger.block_sizes().count()))
         .warn(story.caveats());
     Some(section)
 }

@@ -28,8 +28,9 @@ fn at_oom(story: &Story) -> Option<Section> {
             ]);
         }
     }
-    (!table.rows.is_empty())
-        .then(|| Section::new("owners_at_oom", "Who held the device then").table(table).warn(story.caveats()))
+    (!table.rows.is_empty()).then(|| {
+        Section::new("owners_at_oom", "Owners of the device's memory then").table(table).warn(story.caveats())
+    })
 }
 
 fn build(story: &Story) -> Option<Section> {

@@ -17,7 +17,7 @@ const WORTH: u64 = 100;
 
 fn build(story: &Story) -> Option<Section> {
     let lifetimes = story.lifetimes.as_ref().filter(|lifetimes| lifetimes.has_stacks)?;
-    let mut section = Section::new("peak_makers", "What set the peak, and what it would be without");
+    let mut section = Section::new("peak_makers", "Call sites that set the peak, and the peak without each");
     let mut any = false;
     for device in lifetimes.devices.iter().filter(|device| device.peak.0 > 0) {
         let makers = makers(story, device);
@@ -26,7 +26,7 @@ fn build(story: &Story) -> Option<Section> {
         section = section.table(makers.keep(ROWS, 1)).table(replaced.keep(ROWS, 1)).warn(best(story, device));
     }
     any.then(|| {
-        let text = "exact for the same requests: blocks of PyTorch, without what its cache and others hold beside them";
+        let text = "exact for the same requests: PyTorch's blocks only, without its cache and other memory";
         section.line(Mood::Note, text).warn(story.caveats())
     })
 }
@@ -59,9 +59,9 @@ fn replaced(story: &Story, device: &DeviceLifetimes) -> Table {
             ("device", "device", &|_| Value::text(format!("cuda:{}", device.device))),
             ("bytes", "old value", &|it| Value::Bytes(it.bytes)),
             ("times", "times", &|it| Value::Count(it.times)),
-            ("peak_without_bytes", "peak if it went first", &|it| Value::Bytes(it.without)),
+            ("peak_without_bytes", "peak if freed first", &|it| Value::Bytes(it.without)),
             ("lowers_by_bytes", "lower by", &|it| lower_by(device, it.without)),
-            ("call_site", "held until its successor was there", &|it| {
+            ("call_site", "held until its successor exists", &|it| {
                 Value::text(story.ledger.sites.site_name(it.site))
             }),
         ],
@@ -84,7 +84,7 @@ fn best(story: &Story, device: &DeviceLifetimes) -> Vec<String> {
     let old = old.map(|it| {
         let what = story.ledger.sites.site_name(it.site);
         format!(
-            "{name}: {what} is held until its successor is there; `del` it before, and {}",
+            "{name}: {what} is held until its successor exists; `del` it before, and {}",
             change(it.without)
         )
     });

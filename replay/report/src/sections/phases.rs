@@ -40,12 +40,11 @@ fn build(story: &Story) -> Option<Section> {
         }
     }
     if let Some(loops) = loops(&ledger.loops) {
-        section = section.line(Mood::Note, format!("the number of steps cannot be told: {loops}"));
+        section = section.line(Mood::Note, format!("the number of steps is not known: {loops}"));
     }
     if !ledger.phases.is_empty() {
         section = section.table(table(story).keep(ROWS, 2));
-        let note = "phases are the NVTX ranges that were open where memory was asked for; threads without ranges of their own \
-                    (PyTorch's backward pass) belong to the thread that spoke last";
+        let note = "phases are the NVTX ranges that were open when memory was requested. Threads without their own ranges (PyTorch's backward pass) count for the thread that last used NVTX";
         section = section.line(Mood::Note, note);
     }
     (!section.items.is_empty()).then(|| section.warn(story.caveats()))
@@ -65,7 +64,7 @@ fn table(story: &Story) -> Table {
         (std::cmp::Reverse(part.at_peak.bytes), std::cmp::Reverse(part.peak), *device, *what, part.id)
     });
     let path = |part: &Part<OwnerId>| match story.ledger.phases.path(PhaseId(part.id.0)) {
-        "" => "(outside of any range)",
+        "" => "(outside any range)",
         path => path,
     };
     Table::of(

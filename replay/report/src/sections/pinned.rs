@@ -34,11 +34,11 @@ fn build(story: &Story) -> Option<Section> {
             }),
             ("peak_bytes", "own peak", &|part| Value::Bytes(part.peak)),
             ("live_bytes", "live at end", &|part| Value::Bytes(part.live.bytes)),
-            ("objects", "handed out", &|part| Value::Count(part.gains)),
+            ("objects", "allocated", &|part| Value::Count(part.gains)),
             ("call_site", "call site", &|part| Value::text(ledger.sites.site_name(part.id))),
         ],
     );
-    let mut section = Section::new("pinned", "Pinned host memory: who held it")
+    let mut section = Section::new("pinned", "Pinned host memory by call site")
         .fact("peak_bytes", "peak", Value::Bytes(host.peak()))
         .fact("live_bytes", "live at end", Value::Bytes(host.live().bytes));
     if blocks.peak().0 > 0 {

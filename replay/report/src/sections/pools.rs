@@ -23,7 +23,7 @@ fn build(story: &Story) -> Option<Section> {
     for (device, id, pool) in story.ledger.torch_pools.abandoned() {
         let why = why_abandoned(pool);
         let text = format!(
-            "cuda:{device}: pool {} keeps {} that nobody can use: {why}, and it was not released",
+            "cuda:{device}: pool {} keeps {} that nothing can use: {why}, and it was not released",
             name(id),
             bytes(pool.reserved.now)
         );
@@ -71,7 +71,7 @@ fn table(story: &Story) -> Table {
             ("segments", "segments"),
             ("peak_reserved_bytes", "most reserved"),
             ("peak_allocated_bytes", "most allocated"),
-            ("made_at", "opened first at"),
+            ("made_at", "first opened at"),
         ],
     );
     let pools = &story.ledger.torch_pools;
@@ -127,7 +127,7 @@ fn graphs(story: &Story) -> Table {
             ("pool", "pool"),
             ("state", "now"),
             ("reserved_bytes", "reserved for it"),
-            ("shared_with", "others in its pool"),
+            ("shared_with", "shared in its pool"),
             ("captured_ns", "captured"),
             ("captured_at", "captured at"),
         ],

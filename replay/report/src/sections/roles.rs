@@ -10,9 +10,9 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 
 fn build(story: &Story) -> Option<Section> {
     let lifetimes = story.lifetimes.as_ref().filter(|lifetimes| !lifetimes.devices.is_empty())?;
-    let mut section = Section::new("roles", "What PyTorch's memory was for, at the peak of its blocks");
+    let mut section = Section::new("roles", "Roles of PyTorch's memory, at the peak of its blocks");
     if !lifetimes.has_stacks {
-        let text = "not known: no call stack of any block was recorded";
+        let text = "not known: no block was recorded with a call stack";
         return Some(section.line(Mood::Note, text));
     }
     let mut rules: Vec<(&str, &str)> = vec![];
@@ -29,15 +29,15 @@ fn build(story: &Story) -> Option<Section> {
         &rules,
         &[
             ("role", "role", &|(name, _)| Value::text(*name)),
-            ("rule", "how it is recognised", &|(_, rule)| Value::text(*rule)),
+            ("rule", "rule", &|(_, rule)| Value::text(*rule)),
         ],
     ));
     if lifetimes.is_guessed {
-        let text = "blocks without a stack were taken for those of the backward pass, which runs in threads without Python";
+        let text = "blocks without a stack were attributed to the backward pass, which runs in threads without Python";
         section = section.line(Mood::Note, text);
     }
     if lifetimes.devices.iter().all(|device| device.n_passes == 0) {
-        let text = "no backward pass was seen: roles are those of inference, by place, lifetime and reuse (docs/ROLES.md)";
+        let text = "no backward pass was seen: roles are those of inference, by call site, lifetime and reuse (docs/ROLES.md)";
         section = section.line(Mood::Note, text);
     }
     Some(section.warn(story.caveats()))

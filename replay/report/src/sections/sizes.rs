@@ -26,5 +26,5 @@ fn build(story: &Story) -> Option<Section> {
         }
     }
     (!table.rows.is_empty())
-        .then(|| Section::new("sizes", "Sizes asked for").table(table).warn(story.caveats()))
+        .then(|| Section::new("sizes", "Requested sizes").table(table).warn(story.caveats()))
 }

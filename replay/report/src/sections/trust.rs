@@ -13,7 +13,7 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 
 fn build(story: &Story) -> Option<Section> {
     let ledger = &story.ledger;
-    let mut section = Section::new("trust", "What to know about these numbers");
+    let mut section = Section::new("trust", "Limits of these numbers");
     for (cause, events) in &ledger.lost {
         section = section.line(Mood::Warning, format!("{events} events were lost: {cause}"));
     }
@@ -25,9 +25,9 @@ fn build(story: &Story) -> Option<Section> {
         ledger.findings.iter(),
         &[
             ("count", "times", &|it| Value::Count(it.count)),
-            ("what", "what does not add up", &|it| Value::text(it.first.text())),
+            ("what", "problem", &|it| Value::text(it.first.text())),
             ("first_time_ns", "first at", &|it| Value::Time(story.since_start(it.time))),
-            ("about", "first about", &|it| Value::text(format!("{:#x}", it.first.about()))),
+            ("about", "first address", &|it| Value::text(format!("{:#x}", it.first.about()))),
             ("thread", "thread", &|it| Value::text(story.threads.get(&it.thread).map_or("", String::as_str))),
         ],
     ));
@@ -40,7 +40,7 @@ fn build(story: &Story) -> Option<Section> {
     }
     if let Some(least) = stacks_min_size(ledger) {
         let text =
-            format!("PyTorch's blocks of less than {least} bytes were recorded without stacks (--min-size)");
+            format!("PyTorch blocks of less than {least} bytes were recorded without stacks (--min-size)");
         section = section.line(Mood::Note, text);
     }
     if let Some(why) = python_frames_unseen(ledger) {
@@ -53,24 +53,23 @@ fn build(story: &Story) -> Option<Section> {
     }
     if let Some(late) = names_late(ledger) {
         let text = format!(
-            "{late} addresses of native frames have no names, as there was no time to look for them (a busy machine, or slow disks): `gputrace symbolise` finds them where the files are"
+            "{late} addresses of native frames have no names, because there was no time to look them up (a busy machine, or slow disks): `gputrace symbolise` finds them on a machine that has the files"
         );
         section = section.line(Mood::Warning, text);
     }
     if let Some(began) = attached_late(ledger) {
         let at = time(story.since_start(began));
         let but = torch_before(ledger).map_or_else(String::new, |known| {
-            format!(", but for PyTorch's own ({known}; asked for from where is not known)")
+            format!(", except PyTorch's own ({known}; their call sites are not known)")
         });
         let text = format!(
-            "the library came into this process at {at}, while it ran: what the process was given before is in no other number here{but}, and \
-             what it gives back of that is \"freed without having been seen allocated\""
+            "the library was loaded at {at}, while the process ran. Earlier allocations are in no other number here{but}; freeing them counts as \"freed without a recorded allocation\""
         );
         section = section.table(before_attach(story)).line(Mood::Warning, text);
     }
     section = section.lines(shared(story).into_iter().map(|text| (Mood::Note, text)));
     section = section.lines(said(ledger).map(|text| {
-        (Mood::Warning, format!("gputrace said this, and standard error did not take it: {text}"))
+        (Mood::Warning, format!("gputrace reported this, but could not write it to standard error: {text}"))
     }));
     if !ledger.notes.is_empty() {
         let notes = match ledger.notes.len() {
@@ -160,7 +159,7 @@ mod tests {
         let scene = "Alloc addr=a bytes=1K by=app\nnote gputrace.said=the recorder was killed";
         let story = Story::of("t.gtr", &recording(scene));
         let shown = format!("{:?}", build(&story));
-        assert!(shown.contains("standard error did not take it: the recorder was killed"), "{shown}");
+        assert!(shown.contains("could not write it to standard error: the recorder was killed"), "{shown}");
     }
 
     #[test]
@@ -168,7 +167,7 @@ mod tests {
         let scene = "note attach.late=6 words: this process ran already\nAlloc addr=a bytes=1M by=app\nsample used=52M";
         let story = Story::of("t.gtr", &recording(scene));
         let shown = format!("{:?}", build(&story));
-        assert!(shown.contains("the library came into this process at"), "{shown}");
+        assert!(shown.contains("the library was loaded at"), "{shown}");
         assert!(
             shown.contains("before attach")
                 && shown.contains(&format!("{:?}", Value::Bytes(Bytes(51 << 20)))),
@@ -186,17 +185,17 @@ mod tests {
                 "note attach.late=6 words: this process ran already\nnote torch.before={note}\nAlloc addr=a bytes=1M by=app"
             );
             let shown = format!("{:?}", build(&Story::of("t.gtr", &recording(&scene))));
-            assert_eq!(shown.contains("but for PyTorch's own (7 blocks and 2 segments"), is_said, "{shown}");
+            assert_eq!(shown.contains("except PyTorch's own (7 blocks and 2 segments"), is_said, "{shown}");
         }
     }
 
     #[test]
     fn names_that_there_was_no_time_for_are_counted() {
         let scene =
-            "Alloc addr=a bytes=1K by=app\nnote symbols.late=12: names that there was no time to look for";
+            "Alloc addr=a bytes=1K by=app\nnote symbols.late=12: names that there was no time to look up";
         let shown = format!("{:?}", build(&Story::of("t.gtr", &recording(scene))));
         assert!(
-            shown.contains("12 addresses of native frames have no names, as there was no time"),
+            shown.contains("12 addresses of native frames have no names, because there was no time"),
             "{shown}"
         );
     }

@@ -32,7 +32,7 @@ fn brought(name: &Path) -> io::Result<PathBuf> {
     drop(all);
     let fetched = once.get_or_init(|| {
         let mut file = show::unnamed()
-            .map_err(|why| format!("cannot keep it in {}: {why}", std::env::temp_dir().display()))?;
+            .map_err(|why| format!("cannot store it in {}: {why}", std::env::temp_dir().display()))?;
         gputrace_objects::fetch(name, &mut file).map_err(|error| without_name(&error.to_string(), name))?;
         more_files();
         Ok(show::kept(file))

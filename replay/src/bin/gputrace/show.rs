@@ -121,7 +121,7 @@ pub(crate) fn paths<P: AsRef<Path>>(named: &[P]) -> anyhow::Result<Vec<PathBuf>>
     let mut paths = vec![];
     for path in named.iter().map(AsRef::as_ref) {
         if path.as_os_str() == "-" {
-            paths.push(spooled().context("cannot keep what is on the standard input")?);
+            paths.push(spooled().context("cannot keep a copy of standard input")?);
             continue;
         }
         if objects::is_url(path) {
@@ -236,7 +236,7 @@ pub(crate) fn view_of(
     let path = source.path();
     span(&view.story, when).map_err(|why| anyhow!("{path}: {why}"))?;
     if parts == Parts::Phases && view.story.ledger.phases.is_empty() {
-        bail!("{path}: no phases, as the program opened no NVTX range; --group-by category needs none");
+        bail!("{path}: no phases, because the program opened no NVTX range; --group-by category needs none");
     }
     Ok(view)
 }

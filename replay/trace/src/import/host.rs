@@ -25,8 +25,7 @@ impl Host {
     /// That it is not replayed: it is in no allocator of a device.
     pub(super) fn left_out(&self) -> Option<String> {
         let (n, bytes) = self.at_end;
-        let text =
-            || format!("pinned memory of the host is not replayed: {n} segments of {bytes} bytes at the end");
+        let text = || format!("pinned host memory is not replayed: {n} segments of {bytes} bytes at the end");
         (n > 0).then(text)
     }
 }
@@ -89,7 +88,7 @@ impl Keys {
         let entries = list("host_traces", "`host_traces` is not a list")?;
         let rows: Vec<u32> = entries.iter().filter_map(|value| heap.entry_index(*value)).collect();
         if rows.len() < entries.len() {
-            return Err("`host_traces` has something in it that is not an event");
+            return Err("`host_traces` has an element that is not an event");
         }
         let segments: Vec<Segment> = listed.iter().filter_map(|it| segment(heap, *it, stack)).collect();
         Ok(Keys { n_impossible: listed.len() - segments.len(), segments, rows })
@@ -136,10 +135,10 @@ impl Keys {
         let n_before = before.iter().filter(|event| event.what == HostAction::Pin).count();
         if n_before > 0 {
             host.notes.push(match (host.events.is_empty(), n_before) {
-                (true, _) => "pinned memory: no history of it was recorded; it is shown as it was at the end".into(),
-                (false, 1) => "pinned memory: when 1 segment was pinned is not in the history: taken as before it".into(),
+                (true, _) => "pinned memory: its history was not recorded; it is shown as of the end".into(),
+                (false, 1) => "pinned memory: the history does not show when 1 segment was pinned: assumed before it".into(),
                 (false, n) => {
-                    format!("pinned memory: when {n} segments were pinned is not in the history: taken as before it")
+                    format!("pinned memory: the history does not show when {n} segments were pinned: assumed before it")
                 }
             });
         }
@@ -148,7 +147,7 @@ impl Keys {
         if n_impossible > 0 {
             let events = if n_impossible == 1 { "1 entry".into() } else { format!("{n_impossible} entries") };
             host.notes.push(format!(
-                "pinned memory: {events} with an address or a size that no machine has, left out: the snapshot is damaged"
+                "pinned memory: left out {events} with an address or a size that no machine has: the snapshot is damaged"
             ));
         }
         host

@@ -34,20 +34,20 @@ const LARGEST_REFUSED: u64 = 1 << 60;
 /// All that a history may ask for together, so that sums can be formed.
 const LARGEST_SUM: u64 = 1 << 62;
 
-/// What the devices of one process were asked.
+/// The requests to the devices of one process.
 #[derive(Clone, Debug)]
 pub struct Trace {
     /// By device ordinal; devices without anything are left out.
     pub devices: Vec<OpStream>,
-    /// What the reader could not use, in sentences.
+    /// Parts that the reader could not use, in sentences.
     pub notes: Vec<String>,
 }
 
 /// One of [`Trace::notes`], where somebody attached to a process that ran already.
-pub const ATTACHED: &str = "attached to a process that ran already: what came and went before is not known";
+pub const ATTACHED: &str = "attached to a running process: earlier allocations and frees are not known";
 
 /// What one of [`Trace::notes`] begins with, where older segments of a bounded recording were removed.
-pub const LEFT: &str = "every event is there since ";
+pub const LEFT: &str = "complete since ";
 
 /// Where the requests of a trace are had, once they are needed.
 pub trait Requests {

@@ -31,8 +31,7 @@ pub enum PickleError {
     },
     /// An instruction that could run code.
     #[error(
-        "contains {opcode} at byte {at}, which would run code: a memory snapshot never needs it; \
-         do not load this file with Python"
+        "contains {opcode} at byte {at}, which would run code: a memory snapshot never needs it; do not load this file with Python"
     )]
     Unsafe {
         /// Its name in Python's `pickletools`.
@@ -687,7 +686,7 @@ impl<R: Read> Machine<R> {
                 self.heap.lists[*list as usize].extend_from_slice(elements);
                 Ok(())
             }
-            _ => Err(self.unexpected("an element appended to what is not a list")),
+            _ => Err(self.unexpected("an element appended to something that is not a list")),
         }
     }
 
@@ -697,7 +696,7 @@ impl<R: Read> Machine<R> {
             return Err(self.underflow());
         }
         let Some(Value::Dict(dict)) = self.stack.last().copied() else {
-            return Err(self.unexpected("a key set on what is not a dictionary"));
+            return Err(self.unexpected("a key set on something that is not a dictionary"));
         };
         match self.heap.dicts[dict as usize] {
             Dict::Raw(raw) => {
@@ -817,7 +816,7 @@ fn refused(opcode: u8, at: u64) -> PickleError {
         _ => {
             let is_text = at == 0 && matches!(opcode, b'[' | b'{' | b' ' | b'\n');
             let what = match is_text {
-                true => "text, as JSON: give the snapshot or the trace that it was made of".to_owned(),
+                true => "text, as JSON: name the snapshot or the trace that it was made from".to_owned(),
                 false => format!("byte 0x{opcode:02x} as an instruction"),
             };
             return PickleError::Unexpected { what, at };
@@ -854,9 +853,9 @@ mod tests {
             (b"\x80\x02}(K", "ends early"),
             (b"\x80\x02}(K\x01u.", "an instruction without its operands"),
             (b"\x80\x02Ns.", "an instruction without its operands"),
-            (b"\x80\x02NNs.", "a key set on what is not a dictionary"),
-            (b"\x80\x02K\x01NNs.", "a key set on what is not a dictionary"),
-            (b"\x80\x02K\x01Na.", "appended to what is not a list"),
+            (b"\x80\x02NNs.", "a key set on something that is not a dictionary"),
+            (b"\x80\x02K\x01NNs.", "a key set on something that is not a dictionary"),
+            (b"\x80\x02K\x01Na.", "appended to something that is not a list"),
             (b"\x80\x02(\x86.", "an instruction without its operands"),
             (b"\x80\x02\xff.", "byte 0xff as an instruction"),
         ] {

@@ -65,7 +65,7 @@ fn search(stream: &mut OpStream, unknown: &[u32]) -> Option<String> {
         }
         let Some((_, segment, pool, next)) = best else {
             return Some(format!(
-                "it is not known which pools some segments belonged to; from request {} on the replay is a guess",
+                "the pools of some segments are not known; from request {} on, the replay is a guess",
                 miss.op
             ));
         };
@@ -73,7 +73,7 @@ fn search(stream: &mut OpStream, unknown: &[u32]) -> Option<String> {
         match next {
             None => return None,
             Some(_) if budget == 0 => {
-                return Some("the search for the pools of some segments was given up".into());
+                return Some("the search for the pools of some segments was abandoned".into());
             }
             Some(next) => miss = next,
         }

@@ -130,8 +130,7 @@ impl Log {
     }
 
     fn finish(mut self) -> Trace {
-        let mut notes =
-            vec!["an RMM log does not say which memory resource served it; taken for rmm_pool".to_owned()];
+        let mut notes = vec!["an RMM log does not name its memory resource; assuming rmm_pool".to_owned()];
         if self.n_unknown > 0 {
             notes.push(format!("{} frees of memory that was allocated before the log began", self.n_unknown));
         }
@@ -139,7 +138,7 @@ impl Log {
         stream.settings = RecordedSettings { policy: "rmm_pool", ..RecordedSettings::default() };
         if self.n_twice > 0 {
             stream.history = History::Broken(format!(
-                "{} addresses were handed out twice: lines are missing, or several devices write to one log",
+                "{} addresses were allocated twice: lines are missing, or several devices write to one log",
                 self.n_twice
             ));
         }

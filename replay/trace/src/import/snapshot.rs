@@ -531,7 +531,7 @@ impl<'a> Importer<'a> {
                 if let Some(overwritten) =
                     self.live.remove(&address).or_else(|| self.pending.remove(&address))
                 {
-                    self.contradiction(format!("address {address:#x} is handed out twice"));
+                    self.contradiction(format!("address {address:#x} is allocated twice"));
                     self.builder.op(Op::FreeRequested(overwritten));
                     self.builder.op(Op::FreeCompleted(overwritten));
                 }
@@ -637,7 +637,7 @@ impl<'a> Importer<'a> {
             DriverCall::Free => match self.mapped.remove(&address) {
                 Some((_, segment)) => segment,
                 None => {
-                    self.contradiction(format!("segment {address:#x} is given back twice"));
+                    self.contradiction(format!("segment {address:#x} is released twice"));
                     return;
                 }
             },
@@ -795,7 +795,7 @@ impl<'a> Importer<'a> {
             History::Complete
         };
         if self.overflowed {
-            notes.push("its ring was full and the oldest events are gone: raise max_entries".into());
+            notes.push("its ring was full and the oldest events are lost: raise max_entries".into());
         }
         self.builder.stream_mut().history = history;
         let mut stream = self.builder.finish();

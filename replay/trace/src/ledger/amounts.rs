@@ -178,17 +178,17 @@ impl Parts {
 /// One part of some [`Books`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part<Id> {
-    /// Whose.
+    /// Its owner.
     pub id: Id,
-    /// What it holds now.
+    /// Memory that it holds now.
     pub now: Bytes,
     /// Most bytes it ever held, whenever that was.
     pub peak: Bytes,
-    /// What it held at the total's peak.
+    /// Memory that it held at the total's peak.
     pub at_peak: Held,
-    /// What it held at the marked moment.
+    /// Memory that it held at the marked moment.
     pub at_mark: Held,
-    /// What it holds now, or held when its context went away, if nothing came after that: programs leave it to the exit
+    /// Memory that it holds now, or held when its context went away, if nothing came after that: programs leave it to the exit
     /// of the process to free what they do not need to free.
     pub live: Held,
     /// Least bytes that it held since [`Books::begin_window`].
@@ -212,7 +212,7 @@ impl Books {
         }
     }
 
-    /// `owner` gave back an object of `bytes` that came from `site`.
+    /// `owner` freed an object of `bytes` that came from `site`.
     pub fn lose(&mut self, owner: OwnerId, site: SiteId, bytes: Bytes) {
         self.change(owner, site, Change::Loss(bytes));
     }
@@ -253,13 +253,13 @@ impl Books {
         self.total.low(self.window)
     }
 
-    /// What is held now.
+    /// Memory held now.
     #[must_use]
     pub fn now(&self) -> Held {
         self.total.now
     }
 
-    /// What is held now, or was held when the context went away, if nothing came after that.
+    /// Memory held now, or when the context went away, if nothing came after that.
     #[must_use]
     pub fn live(&self) -> Held {
         self.total.at_end(self.teardown)
@@ -277,7 +277,7 @@ impl Books {
         self.peak_time
     }
 
-    /// What was held at `moment`.
+    /// Memory held at `moment`.
     #[must_use]
     pub fn at(&self, moment: Moment) -> Held {
         self.total.at(&self.moments, moment)

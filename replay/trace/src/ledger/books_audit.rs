@@ -96,13 +96,13 @@ impl BooksAudit {
             Step::Block(addr, block) => {
                 let (start, end) = (*addr, addr + block.bytes.0);
                 if overlaps(&self.blocks, block.device, start, end) {
-                    self.say(|| format!("{time}: block {start:#x} lies over another"));
+                    self.say(|| format!("{time}: block {start:#x} overlaps another"));
                 }
                 self.blocks.insert((block.device, start), end);
             }
             Step::BlockFreed(addr, block) => {
                 if self.blocks.remove(&(block.device, *addr)) != Some(addr + block.bytes.0) {
-                    self.say(|| format!("{time}: block {addr:#x} freed that is not there"));
+                    self.say(|| format!("{time}: block {addr:#x} freed that does not exist"));
                 }
             }
             // No stream uses it any more; it is not handed out again before that.
@@ -118,7 +118,7 @@ impl BooksAudit {
 
     fn gained(&mut self, time: u64, object: &Object) {
         if self.objects.insert(object.serial, *object).is_some() {
-            self.say(|| format!("{time}: object {} handed out twice", object.serial));
+            self.say(|| format!("{time}: object {} allocated twice", object.serial));
         }
         if is_physical(object) {
             *self.physical.entry(object.device).or_default() += i128::from(object.bytes.0);
@@ -133,7 +133,7 @@ impl BooksAudit {
 
     fn lost(&mut self, time: u64, object: &Object) {
         if self.objects.remove(&object.serial).is_none() {
-            self.say(|| format!("{time}: object {} freed that is not there", object.serial));
+            self.say(|| format!("{time}: object {} freed that does not exist", object.serial));
         }
         if is_physical(object) {
             let sum = self.physical.entry(object.device).or_default();
@@ -154,14 +154,14 @@ impl BooksAudit {
 
     fn add(&mut self, time: u64, space: Space, start: u64, bytes: u64) {
         if overlaps(&self.ranges, space, start, start.saturating_add(bytes)) {
-            self.say(|| format!("{time}: {start:#x} of {bytes} bytes lies over something else"));
+            self.say(|| format!("{time}: {start:#x} of {bytes} bytes overlaps something else"));
         }
         self.ranges.insert((space, start), start.saturating_add(bytes));
     }
 
     fn remove(&mut self, time: u64, space: Space, start: u64, bytes: u64) {
         if self.ranges.remove(&(space, start)) != Some(start.saturating_add(bytes)) {
-            self.say(|| format!("{time}: {start:#x} of {bytes} bytes is gone, which was not there"));
+            self.say(|| format!("{time}: {start:#x} of {bytes} bytes removed that did not exist"));
         }
     }
 
@@ -170,7 +170,7 @@ impl BooksAudit {
         let still = self.torch.range(..=(device, start)).next_back();
         let is_backed = still.is_some_and(|((of, _), end)| *of == device && *end > start);
         if !is_backed && overlaps(&self.blocks, device, start, start.saturating_add(bytes)) {
-            self.say(|| format!("{time}: {start:#x} went away with blocks in it"));
+            self.say(|| format!("{time}: {start:#x} was removed with blocks in it"));
         }
     }
 
@@ -180,7 +180,9 @@ impl BooksAudit {
             let theirs = i128::from(books.physical.now().bytes.0);
             if ours != theirs {
                 let n = self.n_events;
-                self.say(|| format!("event {n}: device {device} holds {ours} bytes, its books say {theirs}"));
+                self.say(|| {
+                    format!("event {n}: device {device} holds {ours} bytes, its accounts show {theirs}")
+                });
             }
         }
     }
@@ -239,16 +241,16 @@ mod tests {
         let segment =
             "Alloc addr=0x10000000 bytes=2M by=libc10_cuda.so\nblock addr=0x10000000 bytes=1M allocated=1M\n";
         let over = audit(&format!("{segment}block addr=0x10080000 bytes=1M allocated=2M"));
-        assert_eq!(over, ["3000: block 0x10080000 lies over another"]);
+        assert_eq!(over, ["3000: block 0x10080000 overlaps another"]);
         assert_eq!(
             audit(&format!("{segment}Free addr=0x10000000")),
-            ["3000: 0x10000000 went away with blocks in it"]
+            ["3000: 0x10000000 was removed with blocks in it"]
         );
     }
 
     #[test]
     fn memory_over_other_memory_is_found() {
         let found = audit("Alloc addr=0x10000000 bytes=2M\nAlloc addr=0x10100000 bytes=2M");
-        assert_eq!(found, ["2000: 0x10100000 of 2097152 bytes lies over something else"]);
+        assert_eq!(found, ["2000: 0x10100000 of 2097152 bytes overlaps something else"]);
     }
 }

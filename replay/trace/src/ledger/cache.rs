@@ -19,12 +19,12 @@ const MAX_SIZES: usize = 1000;
 /// Most misfits of which it is kept when.
 const MAX_MISFITS: usize = 4096;
 
-/// What PyTorch's cache on one device bought and gave back.
+/// What PyTorch's cache on one device bought and freed.
 #[derive(Clone, Debug, Default)]
 pub struct CacheBooks {
     /// Given back outside `allocate` (`empty_cache`), by call site.
     pub trims: BTreeMap<SiteId, Trims>,
-    /// Bought to replace what trims gave back.
+    /// Bought to replace what trims freed.
     pub bought_again: Traffic,
     /// Bought although the cache had as much, by the call site that asked.
     pub misfits: BTreeMap<SiteId, Misfits>,
@@ -50,12 +50,12 @@ pub struct Traffic {
     pub time: Nanos,
 }
 
-/// What one call site gave back.
+/// What one call site freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Trims {
-    /// How often it gave something back, with blocks handed out or taken back in between.
+    /// How often it gave something back, with blocks allocated or taken back in between.
     pub times: u64,
-    /// What it gave back.
+    /// What it freed.
     pub given: Traffic,
 }
 

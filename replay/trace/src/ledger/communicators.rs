@@ -16,9 +16,9 @@ use crate::Definitions;
 /// The books of one communicator of a process.
 #[derive(Clone, Debug, Default)]
 pub struct CommBooks {
-    /// What the trace says of it.
+    /// Its facts in the trace.
     pub facts: Communicator,
-    /// Where it was made.
+    /// The place where it was created.
     pub made_at: Option<SiteId>,
     /// Memory of devices.
     pub device: Meter,
@@ -58,7 +58,7 @@ impl GpuTimed {
         }
         let mut parts = vec![format!("{} launches of NCCL timed on the GPU", self.finished)];
         for (n, what) in [
-            (self.unfinished, "enqueued and never seen to end"),
+            (self.unfinished, "enqueued, but no end seen"),
             (self.captured, "not timed: captured into a graph"),
             (self.no_events, "not timed: too many waited for the GPU"),
             (self.in_progress, "not timed: NCCL launched them in a thread of its own"),

@@ -16,7 +16,7 @@ pub struct Context {
     pub since: Nanos,
     /// Until when; `None` if it was there at the end.
     pub until: Option<Nanos>,
-    /// Who made it.
+    /// Its creator.
     pub owner: OwnerId,
     /// From where.
     pub site: SiteId,

@@ -76,7 +76,7 @@ pub struct CallCounts {
     pub calls: u64,
     /// How many the driver refused.
     pub failed: u64,
-    /// Bytes of each that hands out memory.
+    /// Bytes of each that allocates memory.
     pub sizes: Histogram,
     /// Nanoseconds that each took.
     pub durations: Histogram,

@@ -47,7 +47,7 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// Memory of a device while it is live; what its driver hands out.
+    /// Memory of a device while it is live; what its driver allocates.
     #[must_use]
     pub fn is_physical(self) -> bool {
         matches!(self, MemoryKind::Linear | MemoryKind::Virtual | MemoryKind::Async | MemoryKind::Array)
@@ -71,16 +71,16 @@ impl MemoryKind {
     }
 }
 
-/// Something the driver handed out that is still there.
+/// Something the driver allocated that is still there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Object {
-    /// What it is.
+    /// Its kind.
     pub kind: MemoryKind,
     /// On which device: an ordinal, [`NO_DEVICE`] or [`HOST`].
     pub device: i16,
     /// How large.
     pub bytes: Bytes,
-    /// Whose.
+    /// Its owner.
     pub owner: OwnerId,
     /// Asked for from where.
     pub site: SiteId,

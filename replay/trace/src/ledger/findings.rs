@@ -10,7 +10,7 @@ macro_rules! findings {
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Finding { $( $(#[$doc])* $name(u64), )* }
         impl Finding {
-            /// What is wrong, in words.
+            /// The fault, in words.
             #[must_use]
             pub fn text(self) -> &'static str {
                 match self { $( Finding::$name(_) => $text, )* }
@@ -28,25 +28,25 @@ findings! {
     /// Given back a second time.
     DoubleFree "freed twice",
     /// Given back, but never seen handed out.
-    UnknownFree "freed without having been seen allocated (allocated before the trace began, or events were lost)",
+    UnknownFree "freed without a recorded allocation (allocated before the trace began, or events were lost)",
     /// Handed out while it was still handed out.
-    GivenOutTwice "handed out again although no free was seen (events were lost)",
+    GivenOutTwice "allocated again without a recorded free (events were lost)",
     /// Released, retained or mapped, but never seen created.
-    UnknownHandle "handle used without having been seen created (created before the trace began, or events were lost)",
+    UnknownHandle "handle used without a recorded creation (created before the trace began, or events were lost)",
     /// More releases than references.
     ReleasedTooOften "handle released more often than it was retained",
     /// Unmapped, but not mapped.
-    NotMapped "unmapped without having been seen mapped",
+    NotMapped "unmapped without a recorded mapping",
     /// Mapped where something is mapped.
     MappedTwice "mapped over another mapping (an unmap was not seen)",
     /// Wraps around the address space.
-    BadRange "address and length do not fit together (the trace is damaged)",
+    BadRange "address and length do not match (the trace is damaged)",
     /// The driver refused to take it back.
     FreeFailed "free refused by the driver",
     /// PyTorch took back a block that it was not seen to hand out.
-    UnknownBlock "PyTorch block freed without having been seen allocated (allocated before the trace began, or events were lost)",
+    UnknownBlock "PyTorch block freed without a recorded allocation (allocated before the trace began, or events were lost)",
     /// PyTorch handed out a block twice.
-    BlockTwice "PyTorch block handed out again although no free was seen (events were lost)",
+    BlockTwice "PyTorch block allocated again without a recorded free (events were lost)",
 }
 
 /// All findings of one kind.

@@ -26,7 +26,7 @@ pub struct Health {
 /// A time in which the process was suspended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Suspension {
-    /// What suspended it.
+    /// The cause.
     pub by: SuspendedBy,
     /// When it was seen to be.
     pub since: Nanos,

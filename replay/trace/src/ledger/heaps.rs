@@ -11,12 +11,12 @@ use super::torch::{Step, Steps};
 use super::{Books, DeviceBooks, Ledger, SiteId};
 use crate::owners::{JAX, NVSHMEM, TORCH_PINNED};
 
-/// A block that is handed out.
+/// A block that is allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeapBlock {
     /// On which device; [`HOST`] for pinned memory.
     pub device: i16,
-    /// How much was asked for.
+    /// How much was requested.
     pub bytes: Bytes,
     /// From where.
     pub site: SiteId,
@@ -26,7 +26,7 @@ pub struct HeapBlock {
     pub since: Nanos,
 }
 
-/// What libraries handed out on one device.
+/// Memory that libraries allocated on one device.
 #[derive(Clone, Debug, Default)]
 pub struct HeapBooks {
     /// By call site.

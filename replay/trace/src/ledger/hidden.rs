@@ -85,16 +85,16 @@ pub struct Sampled {
     pub process_used: Option<Bytes>,
     /// Used by everybody.
     pub device_used: Bytes,
-    /// What the driver had handed out to the process.
+    /// Memory that the driver had allocated to the process.
     pub tracked: Bytes,
-    /// What its pages held beyond that.
+    /// Memory that its pages held beyond that.
     pub rounding: Bytes,
     /// By [`Cause`], estimated.
     pub hidden: [u64; Cause::ALL.len()],
 }
 
 impl Sampled {
-    /// What nothing explains; negative where less is charged than was handed out.
+    /// Memory that nothing explains; negative where less is charged than was allocated.
     #[must_use]
     pub fn unaccounted(&self) -> Option<i64> {
         let hidden = self.hidden.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
@@ -120,9 +120,9 @@ pub struct HiddenStep {
     pub bytes: Bytes,
     /// What for; `None` where nothing was seen to happen.
     pub cause: Option<Cause>,
-    /// Who did that.
+    /// The owner that did that.
     pub owner: Option<OwnerId>,
-    /// Where it was done first.
+    /// The first place where that was done.
     pub site: Option<SiteId>,
     /// How often it was done in between.
     pub times: u64,
@@ -194,7 +194,7 @@ pub struct Samples {
     pub last: Option<Sampled>,
     /// Those that are kept, oldest first: evenly thinned out where there were too many.
     pub kept: Vec<Sampled>,
-    /// Growth of what was not handed out, largest first.
+    /// Growth of what was not allocated, largest first.
     pub steps: Vec<HiddenStep>,
     /// One in this many is kept.
     thinned: u64,
@@ -216,7 +216,7 @@ impl Samples {
         Some(self.largest?.of(Cause::Context))
     }
 
-    /// What nothing explains of the most that the driver charged to the process.
+    /// Memory that nothing explains of the most that the driver charged to the process.
     #[must_use]
     pub fn unaccounted(&self) -> Option<i64> {
         self.largest?.unaccounted()
@@ -401,7 +401,7 @@ pub struct Pages {
 const PAGE: u64 = 2 << 20;
 
 impl Pages {
-    /// Bytes that are charged but were not handed out.
+    /// Bytes that are charged but were not allocated.
     #[must_use]
     pub fn rounding(&self) -> Bytes {
         Bytes(self.unused)

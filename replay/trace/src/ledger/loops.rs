@@ -28,7 +28,7 @@ const LITTLE: f64 = 0.05;
 pub(super) struct Place {
     /// When it did.
     pub times: Vec<Nanos>,
-    /// What it asked for and did not give back yet.
+    /// What it requested and did not free yet.
     pub n_held: u32,
     /// The most that it held.
     pub most_held: u32,

@@ -157,15 +157,15 @@ pub struct DeviceBooks {
     pub reserved_addresses: Meter,
     /// Address ranges with memory behind them.
     pub mapped: Meter,
-    /// Objects that the driver handed out.
+    /// Objects that the driver allocated.
     pub allocs: u64,
-    /// Objects that the program gave back.
+    /// Objects that the program freed.
     pub frees: u64,
     /// Objects that went away with their context.
     pub dropped: Held,
     /// Calls that hand out or take back memory and that the driver refused.
     pub failed: u64,
-    /// What libraries handed out of memory that they have: inside of what the driver handed out to them.
+    /// Memory that libraries allocated from memory that they have: inside what the driver allocated to them.
     pub heap: HeapBooks,
     /// PyTorch's books, if it used the device.
     pub torch: Option<TorchBooks>,
@@ -226,7 +226,7 @@ pub struct OpenCall {
 pub struct Refusal {
     /// When.
     pub time: Nanos,
-    /// Objects handed out on this device before it: whether the program went on.
+    /// Objects allocated on this device before it: whether the program continued.
     pub allocs_before: u64,
     /// Which function.
     pub name: NameId,
@@ -234,9 +234,9 @@ pub struct Refusal {
     pub result: i32,
     /// On which device.
     pub device: i16,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: Bytes,
-    /// Who asked.
+    /// The call stack of the request.
     pub owner: OwnerId,
     /// From where.
     pub site: SiteId,
@@ -244,7 +244,7 @@ pub struct Refusal {
     pub stack: StackId,
     /// No memory was left, and the request was not repeated ([`Event::out_of_memory`]).
     pub is_final: bool,
-    /// What the driver had handed out to the process on this device.
+    /// Memory that the driver had allocated to the process on this device.
     pub tracked: Bytes,
 }
 
@@ -422,13 +422,13 @@ impl Ledger {
         self.counts.blocks()
     }
 
-    /// What the driver handed out and the program still holds, or held when its context went away, if it allocated nothing
+    /// Memory that the driver allocated and the program still holds, or held when its context went away, if it allocated nothing
     /// on that device after that.
     pub fn live(&self) -> impl Iterator<Item = &Object> {
         self.driver.live()
     }
 
-    /// What the driver handed out that lies at an address.
+    /// The object of the driver at an address.
     #[must_use]
     pub fn object_at(&self, addr: u64) -> Option<&Object> {
         self.driver.object_at(addr)
@@ -440,7 +440,7 @@ impl Ledger {
         self.driver.object_of(handle)
     }
 
-    /// PyTorch's blocks that are handed out: address and block.
+    /// PyTorch's blocks that are allocated: address and block.
     pub fn live_blocks(&self) -> impl Iterator<Item = (u64, &Block)> {
         self.torch.blocks.iter().map(|(addr, block)| (*addr, block))
     }
@@ -450,12 +450,12 @@ impl Ledger {
         self.buffers.live.iter().map(|(address, buffer)| (*address, buffer))
     }
 
-    /// Blocks of libraries' own heaps that are handed out: address and block.
+    /// Blocks of libraries' own heaps that are allocated: address and block.
     pub fn live_heap_blocks(&self) -> impl Iterator<Item = (u64, &HeapBlock)> {
         self.heaps.live.iter().map(|(address, block)| (*address, block))
     }
 
-    /// What of the host's pinned memory PyTorch handed out, where a snapshot says so: inside of [`Ledger::host`].
+    /// What of the host's pinned memory PyTorch allocated, where a snapshot says so: inside [`Ledger::host`].
     #[must_use]
     pub fn host_blocks(&self) -> &Books {
         &self.heaps.host.blocks

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::Definitions;
 
-/// Index of a phase. 0 is "outside of any range".
+/// Index of a phase. 0 is "outside any range".
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PhaseId(pub u32);
 
@@ -54,7 +54,7 @@ struct Open {
 }
 
 impl Phases {
-    /// The names of the ranges, outermost first, with ` > ` between; empty outside of any.
+    /// The names of the ranges, outermost first, with ` > ` between; empty outside any.
     #[must_use]
     pub fn path(&self, id: PhaseId) -> &str {
         self.paths.get(id.0 as usize).map_or("", |path| path)

@@ -68,23 +68,23 @@ impl Need {
 pub struct PjrtOom {
     /// When.
     pub time: Nanos,
-    /// What was asked for, where that is known.
+    /// The requested amount, where that is known.
     pub bytes: Option<Bytes>,
-    /// What failed.
+    /// The origin of the failure.
     pub origin: PjrtOrigin,
     /// Which executable: index in [`super::Ledger::executables`].
     pub executable: Option<usize>,
-    /// What buffers held.
+    /// Memory that buffers held.
     pub buffers: Bytes,
-    /// What the driver had handed out to the process on this device.
+    /// Memory that the driver had allocated to the process on this device.
     pub tracked: Bytes,
-    /// What PJRT said.
+    /// PJRT's message.
     pub said: String,
     /// From where.
     pub site: SiteId,
     /// From where, in full.
     pub stack: StackId,
-    /// Buffers made before it: whether the program went on.
+    /// Buffers made before it: whether the program continued.
     pub made_before: u64,
 }
 

@@ -41,11 +41,11 @@ pub struct Pools {
 /// One private pool.
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
-    /// What its segments take of the device.
+    /// Memory that its segments take of the device.
     pub reserved: Meter,
-    /// Blocks handed out.
+    /// Blocks allocated.
     pub allocated: Meter,
-    /// Blocks handed out, or still used by a stream.
+    /// Blocks allocated, or still used by a stream.
     pub active: Meter,
     /// Segments now.
     pub n_segments: u64,
@@ -80,8 +80,8 @@ impl Pool {
 #[must_use]
 pub fn why_abandoned(pool: &Pool) -> String {
     match pool.graphs.iter().filter(|graph| graph.state == GraphState::Failed).count() {
-        0 if pool.graphs.len() == 1 => "the graph that was captured into it is gone".to_owned(),
-        0 => "all graphs that were captured into it are gone".to_owned(),
+        0 if pool.graphs.len() == 1 => "the graph that was captured into it no longer exists".to_owned(),
+        0 => "no graph that was captured into it exists any more".to_owned(),
         1 if pool.graphs.len() == 1 => "the capture into it failed".to_owned(),
         n => format!("{n} captures into it failed, and no graph is left"),
     }
@@ -98,7 +98,7 @@ pub struct Graph {
     pub stack: StackId,
     /// The same, in short.
     pub site: SiteId,
-    /// What became of it.
+    /// Its fate.
     pub state: GraphState,
     /// What the pool reserved while it was captured.
     pub reserved: Bytes,
@@ -107,7 +107,7 @@ pub struct Graph {
     execs: Vec<u64>,
 }
 
-/// What became of a capture.
+/// The fate of a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GraphState {
     /// It goes on.
@@ -209,7 +209,7 @@ impl Pools {
     }
 
     /// Whether PyTorch takes it that the device's streams may be captured, and flushes nothing: while a pool is open, and from
-    /// 2.13 on only one that a graph is or was captured into. One that failed may stay open for ever.
+    /// 2.13 on only one that a graph is or was captured into. One that failed may stay open forever.
     #[must_use]
     pub fn hold_flushes(&self, device: i16, version: Option<(u8, u8)>) -> bool {
         let only_captures = version.is_some_and(|version| version >= (2, 13));

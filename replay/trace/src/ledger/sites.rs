@@ -32,7 +32,7 @@ pub struct NameId(pub u32);
 /// A place in the program.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Deserialize, Serialize)]
 pub struct Site {
-    /// Who asked there.
+    /// The owner that requested there.
     pub owner: OwnerId,
     /// Function; a file and offset where its name is not known; empty where there is no stack.
     pub function: String,

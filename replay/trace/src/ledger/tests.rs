@@ -204,12 +204,12 @@ fn what_was_not_seen_is_a_finding() {
             device 0: live 20 of peak 20 at 5, 2 allocs 1 frees 0 failed, mapped 0 reserved 0
               unknown: peak 20 at peak 20 live 20
               torch: 0+ 1- 0 ooms, peaks 0 allocated 0 reserved 0 requested, device 0+ 0-
-            ! 1 times: PyTorch block freed without having been seen allocated (allocated before the trace began, or events were lost)
-            ! 1 times: address and length do not fit together (the trace is damaged)
-            ! 1 times: freed without having been seen allocated (allocated before the trace began, or events were lost)
-            ! 1 times: handed out again although no free was seen (events were lost)
-            ! 3 times: handle used without having been seen created (created before the trace began, or events were lost)
-            ! 1 times: unmapped without having been seen mapped
+            ! 1 times: PyTorch block freed without a recorded allocation (allocated before the trace began, or events were lost)
+            ! 1 times: address and length do not match (the trace is damaged)
+            ! 1 times: freed without a recorded allocation (allocated before the trace began, or events were lost)
+            ! 1 times: allocated again without a recorded free (events were lost)
+            ! 3 times: handle used without a recorded creation (created before the trace began, or events were lost)
+            ! 1 times: unmapped without a recorded mapping
         "#]],
     );
 }

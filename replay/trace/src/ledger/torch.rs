@@ -32,7 +32,7 @@ const MAX_OOMS: usize = 64;
 /// PyTorch's books of one device.
 #[derive(Clone, Debug, Default)]
 pub struct TorchBooks {
-    /// Blocks handed out (`allocation.all.allocated`).
+    /// Blocks allocated (`allocation.all.allocated`).
     pub allocations: u64,
     /// Blocks taken back.
     pub frees: u64,
@@ -43,7 +43,7 @@ pub struct TorchBooks {
     /// `allocated_bytes.all`: PyTorch's own total.
     pub allocated: Meter,
     /// `reserved_bytes.all`: PyTorch's own total, which comes with each block and each error; until the next, without segments that
-    /// were given back, and with pages that were mapped.
+    /// were freed, and with pages that were mapped.
     pub reserved: Meter,
     /// Blocks that were taken back and that streams still use: they are *active*, and not *allocated*.
     pub pending: Bytes,
@@ -70,7 +70,7 @@ pub struct TorchBooks {
     pub n_pool_allocations: u64,
     /// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, as the driver answered the program.
     pub pool_reserved_high: Option<Bytes>,
-    /// What its cache bought and gave back.
+    /// What its cache bought and freed.
     pub cache: CacheBooks,
 }
 
@@ -106,7 +106,7 @@ pub struct TorchOom {
     pub time: Nanos,
     /// Bytes that PyTorch wanted.
     pub bytes: Bytes,
-    /// Bytes that the program asked for.
+    /// Bytes that the program requested.
     pub requested: Option<Bytes>,
     /// Allocated at that moment.
     pub allocated: Bytes,
@@ -114,7 +114,7 @@ pub struct TorchOom {
     pub reserved: Bytes,
     /// Free and total bytes of the device, as the driver answered PyTorch just before.
     pub device: Option<(Bytes, Bytes)>,
-    /// What the driver had handed out to the process on this device.
+    /// Memory that the driver had allocated to the process on this device.
     pub tracked: Bytes,
     /// What the driver had just refused PyTorch; none if it was not asked, or the call was not seen.
     pub refused: Option<Bytes>,
@@ -124,7 +124,7 @@ pub struct TorchOom {
     pub stack: StackId,
     /// From where, in short.
     pub site: SiteId,
-    /// Blocks handed out before it: whether the program went on.
+    /// Blocks allocated before it: whether the program continued.
     pub allocations_before: u64,
 }
 
@@ -158,14 +158,14 @@ impl TorchOom {
     }
 }
 
-/// A block that is handed out.
+/// A block that is allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block {
     /// On which device.
     pub device: i16,
     /// How large.
     pub bytes: Bytes,
-    /// What the program asked for; the block's size where that was not seen.
+    /// The amount that the program requested; the block's size where that was not seen.
     pub requested: Bytes,
     /// Asked for from where.
     pub site: SiteId,
@@ -181,7 +181,7 @@ pub struct Block {
     pub serial: u64,
 }
 
-/// A block that was taken back without having been seen handed out.
+/// A block that was taken back without having been seen allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stranger {
     /// On which device.

@@ -60,7 +60,7 @@ pub const NAME: &str = crate::ops::TORCH;
 pub(super) const ENTRY: PolicyEntry = PolicyEntry {
     name: NAME,
     summary: "PyTorch's caching allocator of the release given by --torch-version",
-    options: "what PYTORCH_CUDA_ALLOC_CONF would hold, such as expandable_segments:True,max_split_size_mb:128",
+    options: "the value of PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True,max_split_size_mb:128",
     fidelity: Fidelity::Exact,
     build: |build| Ok(Box::new(Torch::build(build)?)),
 };
@@ -248,7 +248,7 @@ impl Torch {
         self.stats.reset_peaks();
     }
 
-    /// Rounds a request up to what is handed out.
+    /// Rounds a request up to what is allocated.
     pub fn rounded(&self, bytes: u64) -> u64 {
         if bytes < MIN_BLOCK {
             return MIN_BLOCK;

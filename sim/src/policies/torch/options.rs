@@ -17,7 +17,7 @@ pub struct Options {
     pub max_non_split_rounding: u64,
     /// Divisions of each power of two, from 1 MiB (and below) to 32 GiB (and above); 0 and 1 mean none.
     pub roundup_divisions: [u64; 16],
-    /// Fraction of the limit above which old cached segments are given back; 0 for never.
+    /// Fraction of the limit above which old cached segments are freed; 0 for never.
     pub gc_threshold: f64,
     /// Segments that grow by mapping pages.
     pub expandable_segments: bool,

@@ -135,7 +135,7 @@ fn footer(file: &[u8]) -> Result<&[u8], String> {
     let ends = file.len() >= 12 && file.starts_with(MAGIC) && file.ends_with(MAGIC);
     if !ends {
         return Err(match file.starts_with(MAGIC) {
-            true => "it ends early: it was not written or copied to its end".into(),
+            true => "it ends early: it was not fully written or copied".into(),
             false => "it is not a Parquet file".into(),
         });
     }
@@ -163,7 +163,7 @@ impl Cells {
             return Err("it has more rows than any summary".into());
         }
         let begin = meta.number(11).or(meta.number(9)).and_then(|at| usize::try_from(at).ok());
-        let rest = begin.and_then(|begin| file.get(begin..)).ok_or("a column lies outside of it")?;
+        let rest = begin.and_then(|begin| file.get(begin..)).ok_or("a column is outside the file")?;
         let mut pages = Reader { bytes: rest, at: 0 };
         let mut first_text = 0;
         if let Cells::Texts(_, texts) = self {
@@ -177,7 +177,9 @@ impl Cells {
         let (header, page) = pages.page(unpack)?;
         let n_values = header.inside(5).and_then(|data| data.number(1)).and_then(|n| u64::try_from(n).ok());
         if n_values != Some(n_rows) {
-            return Err("a column has more pages than one, or not as many rows as it says".into());
+            return Err(
+                "a column has more than one page, or a different number of rows than it states".into()
+            );
         }
         let mut page = Reader { bytes: &page, at: 0 };
         let length = page.u32()? as usize;
@@ -284,7 +286,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8], String> {
         let end = self.at.checked_add(n).filter(|end| *end <= self.bytes.len());
-        let end = end.ok_or("it ends in the middle of something")?;
+        let end = end.ok_or("it ends unexpectedly")?;
         let taken = &self.bytes[self.at..end];
         self.at = end;
         Ok(taken)

@@ -112,7 +112,10 @@ fn run(matches: &ArgMatches, _out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
     let never: Vec<&str> = judge.never_judged().collect();
     if !never.is_empty() && scene.lives().next().is_some() {
-        complain!("{}: could not be judged, as nothing of it was known of any process", never.join(", "));
+        complain!(
+            "{}: could not be evaluated, because its values were not known for any process",
+            never.join(", ")
+        );
     }
     commands.wait();
     Ok(ExitCode::SUCCESS)
@@ -138,7 +141,7 @@ impl Commands {
         if n >= MOST_COMMANDS {
             if !std::mem::replace(&mut self.has_said, true) {
                 complain!(
-                    "alert {alert}: {value}{device}, process {pid}: {n} commands of alerts are still running; none is started until some have ended"
+                    "alert {alert}: {value}{device}, process {pid}: {n} alert commands are still running; no more start until some have ended"
                 );
             }
             return;
@@ -204,7 +207,7 @@ fn attend(alert: &str, mut child: Child) {
     let words = String::from_utf8_lossy(&words).trim().replace('\n', "; ");
     match ended {
         Ok(status) if status.success() && words.is_empty() => {}
-        Ok(status) if status.success() => complain!("alert {alert}: its command says: {words}"),
+        Ok(status) if status.success() => complain!("alert {alert}: its command printed: {words}"),
         Ok(status) if words.is_empty() => complain!("alert {alert}: its command failed ({status})"),
         Ok(status) => complain!("alert {alert}: its command failed ({status}): {words}"),
         Err(error) => complain!("alert {alert}: its command cannot be waited for: {error}"),

@@ -119,7 +119,7 @@ fn attach(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
 fn bounds(pid: u32, timeout: u32) -> (Duration, String) {
     let patience = Duration::from_secs(timeout.into()).saturating_mul(8) + ELSE;
     let stuck = format!(
-        "process {pid} cannot be looked at: its memory or its files do not answer, as those of a file system that hangs (FUSE, NFS)"
+        "process {pid} cannot be inspected: its memory or files do not respond, as on a hanging file system (FUSE, NFS)"
     );
     (patience, stuck)
 }
@@ -148,7 +148,7 @@ fn begun(args: &AttachArgs, out: &mut Screen, progress: &Progress) -> anyhow::Re
     });
     let page = match asked {
         Ok((page, Answered::Yes)) => page,
-        Ok((_, answered)) => return Ok(unanswered(pid, &answered, "the recording begins")),
+        Ok((_, answered)) => return Ok(unanswered(pid, &answered, "the recording starts")),
         Err(refusal) => return Ok(refused(&refusal)),
     };
     let (known, unknown) = page.counts();
@@ -161,7 +161,7 @@ fn begun(args: &AttachArgs, out: &mut Screen, progress: &Progress) -> anyhow::Re
             "gputrace detach ends it"
         };
         complain!(
-            "the recorder of process {pid} has not begun a trace, and said why on the standard error of the process: {now}"
+            "the recorder of process {pid} has not started a trace, and reported why on the process's standard error: {now}"
         );
         return Ok(ExitCode::from(CANNOT_KNOW));
     };
@@ -178,15 +178,15 @@ fn begun(args: &AttachArgs, out: &mut Screen, progress: &Progress) -> anyhow::Re
     if page.is_late() {
         writeln!(
             out,
-            "  the library has only just come: of what was given out before, it has what PyTorch's allocator lists (gputrace doctor)"
+            "  the library was loaded just now: of earlier allocations, it knows those that PyTorch's allocator lists (gputrace doctor)"
         )?;
         let (times, micros) = late::stood_still();
         if times != 0 {
-            writeln!(out, "  one of its threads stood still {times} times, for at most {micros} µs")?;
+            writeln!(out, "  one of its threads was stopped {times} times, for at most {micros} µs")?;
         }
     } else {
-        let lost = if unknown == 0 { String::new() } else { format!(", and {unknown} it had no room for") };
-        writeln!(out, "  {known} allocations from before are in it{lost}")?;
+        let lost = if unknown == 0 { String::new() } else { format!(", but {unknown} did not fit") };
+        writeln!(out, "  {known} earlier allocations are in it{lost}")?;
     }
     writeln!(out, "  gputrace detach {pid}   # ends it; gputrace top {} shows it meanwhile", short(&trace))?;
     Ok(ExitCode::SUCCESS)
@@ -204,10 +204,7 @@ fn ended(args: &DetachArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
         Ok(trace) => printable(&trace.display().to_string()).into_owned(),
         Err(unable) => return Ok(unable),
     };
-    writeln!(
-        out,
-        "process {pid} is not recorded any more: {trace} is complete; next: gputrace report {trace}"
-    )?;
+    writeln!(out, "process {pid} is no longer recorded: {trace} is complete; next: gputrace report {trace}")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -245,18 +242,18 @@ fn end(pid: u32, patience: Duration) -> anyhow::Result<Result<PathBuf, ExitCode>
     let left = |what: &str| {
         let ring = ring.map(|it| printable(&it.display().to_string()).into_owned()).unwrap_or_default();
         complain!(
-            "process {pid} is not recorded any more; its recorder {what}: if it was killed, `gputrace recover {ring}` makes a trace of what it left"
+            "process {pid} is no longer recorded; its recorder {what}: if it was killed, `gputrace recover {ring}` makes a trace of the rest"
         );
         Ok(Err(ExitCode::from(CANNOT_KNOW)))
     };
-    let Some(recorder) = recorder else { return left("is not to be seen here") };
+    let Some(recorder) = recorder else { return left("is not visible here") };
     while lives(recorder) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
     let trace = trace.unwrap_or_else(|| "its trace".into());
     if lives(recorder) {
         let trace = printable(&trace.display().to_string()).into_owned();
-        complain!("process {pid} is not recorded any more; {trace} is still being written");
+        complain!("process {pid} is no longer recorded; {trace} is still being written");
         return Ok(Err(ExitCode::from(CANNOT_KNOW)));
     }
     // One that cannot be read from here, as that of another container, is not known to lack its end.
@@ -294,7 +291,7 @@ fn listed(args: &PsArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if listing.processes.is_empty() {
-        writeln!(out, "no process that we may look at uses a GPU")?;
+        writeln!(out, "no visible process uses a GPU")?;
     } else {
         writeln!(out, "{:>8}  {:<15}  {:<10}  ", "PID", "NAME", "STATE")?;
     }
@@ -307,7 +304,10 @@ fn listed(args: &PsArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
     if listing.n_unseen != 0 {
         let n = listing.n_unseen;
-        writeln!(out, "{n} processes of others may not be looked at: root sees whether they use a GPU")?;
+        writeln!(
+            out,
+            "{n} processes of other users cannot be inspected: root can see whether they use a GPU"
+        )?;
     }
     let left = left::lines(&left);
     if !left.is_empty() {
@@ -343,7 +343,7 @@ fn unanswered(pid: u32, answered: &Answered, what: &str) -> ExitCode {
     match answered {
         Answered::Gone => complain!("process {pid} has ended"),
         Answered::Yes | Answered::NotYet => {
-            complain!("process {pid} has made no call that we see since: {what} with its next");
+            complain!("process {pid} has made no visible call since: {what} with its next one");
         }
     }
     ExitCode::from(CANNOT_KNOW)

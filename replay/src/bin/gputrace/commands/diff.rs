@@ -103,7 +103,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         (None, _) => Gate::Passes,
         (Some(_), Some((path, doubts))) => Gate::cannot_know(path, doubts),
         (Some(_), None) if changes.iter().all(|change| change.bytes == (0, 0)) => {
-            Gate::cannot_know(&report.parts[0].title, "neither holds any memory of a device")
+            Gate::cannot_know(&report.parts[0].title, "neither file has any device memory")
         }
         (Some(_), None) if risen.is_empty() => Gate::Passes,
         (Some(_), None) => Gate::Refuses,

@@ -125,7 +125,7 @@ fn environment(list_hooks: bool) -> Section {
             "ld_preload",
             "LD_PRELOAD",
             Value::text(preload.to_string_lossy()),
-            "kept; libgputrace.so goes first",
+            "kept; libgputrace.so comes first",
         );
     }
     section
@@ -137,8 +137,7 @@ fn processor(section: Section) -> Section {
     if cfg!(target_arch = "x86_64") {
         return section;
     }
-    let missing = "on this processor, gputrace cannot attach to a process that was started without libgputrace.so (start it with \
-                   LD_PRELOAD=libgputrace.so GPUTRACE=dormant), nor read the stacks of running processes (`gputrace stacks`, `--hang-after`)";
+    let missing = "on this processor, gputrace cannot attach to a process that was started without libgputrace.so (start it with LD_PRELOAD=libgputrace.so GPUTRACE=dormant), and cannot read the stacks of running processes (`gputrace stacks`, `--hang-after`)";
     section.line(Mood::Warning, missing.to_owned())
 }
 
@@ -171,8 +170,10 @@ fn library(section: Section, glibc: Option<(u32, u32)>, list_hooks: bool) -> Sec
         }
     }
     if !library.exports.iter().any(|name| name == "cuGetProcAddress_v2") {
-        section =
-            section.line(Mood::Bad, format!("{} hooks no function of CUDA: it is not ours", path.display()));
+        section = section.line(
+            Mood::Bad,
+            format!("{} hooks no CUDA function: it does not belong to gputrace", path.display()),
+        );
     }
     section.table(hooks)
 }
@@ -195,7 +196,8 @@ fn hooked_into(name: &str) -> &'static str {
 
 fn shared_memory(section: Section) -> Section {
     let Ok(shm) = rustix::fs::statvfs("/dev/shm") else {
-        let text = "/dev/shm is not there: events wait in memory of the process and are lost if it is killed";
+        let text =
+            "/dev/shm does not exist: events wait in the process's memory and are lost if it is killed";
         return section.line(Mood::Warning, text);
     };
     let free = shm.f_bavail.saturating_mul(shm.f_frsize);
@@ -226,7 +228,7 @@ fn driver(section: Section) -> Section {
     match libcuda() {
         Some(path) => section.fact("libcuda", "libcuda.so.1", Value::text(path)),
         None if version.is_some() => {
-            let text = "libcuda.so.1 is not found: in a container, start it with --gpus all (NVIDIA_DRIVER_CAPABILITIES=compute,utility)";
+            let text = "libcuda.so.1 was not found: start the container with --gpus all (NVIDIA_DRIVER_CAPABILITIES=compute,utility)";
             section.line(Mood::Bad, text)
         }
         None => {
@@ -273,13 +275,12 @@ fn program(named: &Path) -> Section {
     if let Ok(Some(elf)) = Elf::open(&path) {
         section = section.fact("needed", "needs", Value::text(elf.needed.join(" ")));
         if elf.imports.contains("dlmopen") {
-            let text = "it uses dlmopen: what it loads into another namespace is not seen";
+            let text = "it uses dlmopen: libraries in other namespaces are not seen";
             section = section.line(Mood::Warning, text);
         }
         section = own_driver(section, &elf);
     }
-    let text = "libraries that it loads with RTLD_DEEPBIND bind past libgputrace.so, which cannot be known before: \
-                a note loader.bypassed of the trace names them";
+    let text = "libraries loaded with RTLD_DEEPBIND bypass libgputrace.so, which cannot be known in advance: a note loader.bypassed in the trace names them";
     section.line(Mood::Note, text)
 }
 
@@ -291,7 +292,7 @@ fn own_driver(section: Section, elf: &Elf) -> Section {
         return section;
     }
     let text = format!(
-        "it defines functions of the CUDA driver itself ({}): its own calls of them are not seen",
+        "it defines CUDA driver functions itself ({}): its own calls to them are not seen",
         own.join(", ")
     );
     section.line(Mood::Warning, text)
@@ -308,7 +309,7 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
     for (name, value) in &process.environment {
         section = section.line(Mood::Note, format!("{name}={value}"));
     }
-    let mut notes = Section::new("notes", "What the recording said");
+    let mut notes = Section::new("notes", "Messages of the recording");
     for (time, note) in &story.ledger.notes {
         let time = gputrace_replay::trace::words::time(story.since_start(*time));
         notes = notes.line(Mood::Note, format!("{time}: {note}"));
@@ -325,7 +326,7 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
             damage.line(Mood::Warning, "the trace has no end: its recorder was killed, or is still writing");
     }
     if story.ledger.n_events == 0 {
-        damage = damage.line(Mood::Warning, "the trace holds no events: there is nothing to judge");
+        damage = damage.line(Mood::Warning, "the trace has no events: there is nothing to check");
     }
     if damage.items.is_empty() {
         damage = damage.line(Mood::Good, "nothing was lost, and everything can be read");
@@ -333,7 +334,7 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
     if let Some(text) = story.ledger.gpu_timed().text() {
         section = section.line(Mood::Note, text);
     }
-    let mut findings = Section::new("findings", "What does not add up");
+    let mut findings = Section::new("findings", "Inconsistencies");
     for found in story.ledger.findings.iter() {
         let text = format!("{} times: {}", found.count, found.first.text());
         findings = findings.line(Mood::Warning, text);
@@ -354,7 +355,7 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
 
 /// The ledger, counted again by a checker that knows nothing of it.
 fn audited(story: &Story, audit: BooksAudit) -> Section {
-    let section = Section::new("audit", "The books, counted again");
+    let section = Section::new("audit", "The accounts, checked independently");
     let n_live = audit.n_live() as u64;
     let (n_found, words) = audit.finish(&story.ledger);
     let section = section.fact("live_objects", "objects alive at the end", Value::Count(n_live)).fact(
@@ -363,7 +364,7 @@ fn audited(story: &Story, audit: BooksAudit) -> Section {
         Value::Count(n_found),
     );
     if n_found == 0 {
-        return section.line(Mood::Good, "every total, range and block adds up");
+        return section.line(Mood::Good, "every total, range and block is consistent");
     }
     section.warn(words)
 }

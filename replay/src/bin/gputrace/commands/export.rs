@@ -75,11 +75,11 @@ fn formats() -> PossibleValuesParser {
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: ExportArgs = super::parsed(matches)?;
     if let Some((_, instead)) = GONE.iter().find(|(name, _)| *name == args.format) {
-        bail!("there is no format {} any more: {instead}", args.format);
+        bail!("format {} no longer exists: {instead}", args.format);
     }
     let traces = show::paths(&args.traces)?;
     let Some(export) = EXPORTS.iter().find(|export| export.name == args.format) else {
-        bail!("no format {}", args.format);
+        bail!("unknown format {}", args.format);
     };
     can(&args, traces.len(), export.takes)?;
     let is_for_terminal = args.output.as_ref().is_none_or(|path| path.as_os_str() == "-");
@@ -164,13 +164,13 @@ fn can(args: &ExportArgs, n_traces: usize, takes: Takes) -> anyhow::Result<()> {
     };
     let format = &args.format;
     if n_traces > 1 && !takes.several {
-        bail!("{format} shows one trace; several are taken by {}", able(|it| it.several));
+        bail!("{format} shows one trace; formats for several are {}", able(|it| it.several));
     }
     if args.diff.is_some() && !takes.before {
-        bail!("{format} shows no difference; --diff is for {}", able(|it| it.before));
+        bail!("{format} shows no difference; --diff works with {}", able(|it| it.before));
     }
     if args.non_torch && !takes.non_torch {
-        bail!("{format} shows all memory anyway; --non-torch is for {}", able(|it| it.non_torch));
+        bail!("{format} always shows all memory; --non-torch works with {}", able(|it| it.non_torch));
     }
     Ok(())
 }

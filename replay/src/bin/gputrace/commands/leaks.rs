@@ -87,8 +87,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let when = args.when.asked().unwrap_or(When::End);
     if matches!(when, When::Step(_) | When::Peak) {
         bail!(
-            "leaks looks at a stretch of time: give --at T or --range A..B; for steps, use \
-             `gputrace diff --from step:3 --to step:90 TRACE`, for the peak `gputrace tree TRACE`"
+            "leaks needs a period of time: give --at T or --range A..B; for steps, use `gputrace diff --from step:3 --to step:90 TRACE`, for the peak `gputrace tree TRACE`"
         );
     }
     let mut suppressions = match &args.suppressions {
@@ -124,8 +123,8 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         let mut sections = leaks.sections();
         if when != When::End {
             let end = words::time(story.since_start(story.ledger.last));
-            let line = format!("as if the program had ended then: the last event taken is at {end}");
-            sections.insert(0, Section::new("time", "A part of the trace").line(Mood::Note, line));
+            let line = format!("as if the program had ended then: the last included event is at {end}");
+            sections.insert(0, Section::new("time", "Part of the trace").line(Mood::Note, line));
         }
         Ok(report::part(&story, sections))
     });
@@ -153,11 +152,11 @@ impl Which {
             Some(doubts) => Gate::cannot_know(path, doubts),
             None if of_rest && stays => Gate::Refuses,
             None if !leaks.found.asked_for_memory => {
-                Gate::cannot_know(path, "it asked for no memory while it was recorded")
+                Gate::cannot_know(path, "it requested no memory during the recording")
             }
             None if self == Which::Growth && !leaks.can_tell() => Gate::cannot_know(
                 path,
-                "the trace is too short, or gives back too little, to tell growth from warm-up",
+                "the trace is too short, or frees too little, to distinguish growth from warm-up",
             ),
             None => Gate::Passes,
         }

@@ -112,7 +112,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if let Some(url) = &url {
         if args.executor == Executor::Slurm {
             bail!(
-                "Slurm's jobs write to a folder that all its hosts have: name one with -o, then gputrace upload -o {} FOLDER",
+                "Slurm jobs write to a folder that all hosts share: name one with -o, then run gputrace upload -o {} FOLDER",
                 url.display()
             );
         }
@@ -179,7 +179,7 @@ fn plan_of(args: &MapArgs) -> anyhow::Result<Plan> {
     // Engines take lists of text.
     let text = |word: &OsString| match word.to_str() {
         Some(text) => Ok(text.to_owned()),
-        None => bail!("{}: a name that is not UTF-8 cannot be handed to an engine", word.display()),
+        None => bail!("{}: an engine cannot take a name that is not UTF-8", word.display()),
     };
     let rest = args.rest.iter().map(text).collect::<anyhow::Result<Vec<String>>>()?;
     text(&args.output.clone().into_os_string())?;
@@ -190,7 +190,7 @@ fn plan_of(args: &MapArgs) -> anyhow::Result<Plan> {
     let is_known = super::VERBS.iter().any(|known| known.name == *verb);
     if !is_known || verb == VERB.name {
         bail!(
-            "`{verb}` cannot be mapped over traces: name a verb that takes one, as reduce, replay, tune or leaks"
+            "`{verb}` cannot be mapped over traces: name a verb that takes one trace, such as reduce, replay, tune or leaks"
         );
     }
     let mut grid = args.grid.iter().map(|more| words(more)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -200,7 +200,7 @@ fn plan_of(args: &MapArgs) -> anyhow::Result<Plan> {
     std::fs::create_dir_all(&args.output)
         .with_context(|| format!("cannot make the folder {}", args.output.display()))?;
     let mut plan = Plan {
-        program: std::env::current_exe().context("cannot tell where this program is")?,
+        program: std::env::current_exe().context("cannot find this program's own path")?,
         output: std::path::absolute(&args.output)?,
         work: plan::folder_in(&std::path::absolute(&args.output)?, ".map")?,
         tries: 3,
@@ -241,7 +241,7 @@ fn words(text: &str) -> anyhow::Result<Vec<String>> {
         }
     }
     if quote.is_some() {
-        bail!("--with {text}: a quotation mark is open");
+        bail!("--with {text}: unclosed quotation mark");
     }
     words.extend(word);
     Ok(words)
@@ -261,7 +261,7 @@ fn traces(named: &[String]) -> anyhow::Result<Vec<(Option<String>, String)>> {
             continue;
         }
         if name == "-" {
-            bail!("what is on the standard input cannot be mapped over: name files");
+            bail!("cannot map over standard input: name files");
         }
         for path in show::paths(&[PathBuf::from(name)])? {
             let path = std::path::absolute(&path)?;

@@ -138,7 +138,7 @@ impl Scraped {
         let addresses: Vec<SocketAddr> = addresses.collect();
         if addresses.iter().any(|address| !address.ip().is_loopback()) {
             complain!(
-                "{asked} is not this machine alone: whoever reaches it can read names of programs, call sites' owners and sizes"
+                "{asked} is reachable from other machines: anyone who reaches it can read program names, owners of memory and sizes"
             );
         }
         let listener = TcpListener::bind(&*addresses).with_context(|| format!("cannot listen at {asked}"))?;

@@ -146,7 +146,7 @@ const VERBS: &[Verb] = &[
 
 /// Verbs that there were, and what has taken their place.
 const GONE: [(&str, &str); 1] =
-    [("import", "`gputrace replay TRACE` says how well a snapshot or a trace is understood")];
+    [("import", "`gputrace replay TRACE` shows how well a snapshot or a trace is understood")];
 
 /// In the help of every verb but `record`; docs/EXIT-CODES.md has the whole.
 const EXIT_STATUS: &str = "Exit status: 0 success, 1 failed check, 2 error or no answer.";
@@ -234,7 +234,7 @@ fn run_words(words: &[OsString], out: &mut Screen) -> anyhow::Result<ExitCode> {
     let matches = match command_for(words).try_get_matches_from(words) {
         Ok(matches) => matches,
         Err(error) => match gone(&error) {
-            Some((verb, instead)) => bail!("there is no `gputrace {verb}` any more: {instead}"),
+            Some((verb, instead)) => bail!("`gputrace {verb}` no longer exists: {instead}"),
             None => return Ok(misused(&wrong(error, words), words)),
         },
     };
@@ -314,7 +314,10 @@ fn wait_for_recorders(named: &[PathBuf]) {
     let traces = traces.flat_map(|path| show::paths(&[path]).unwrap_or_default());
     for trace in traces {
         if gputrace_recorder::wait_for_recorder(&trace) {
-            complain!("{} is still being written: what comes later is not in this answer", trace.display());
+            complain!(
+                "{} is still being written: this answer does not include later events",
+                trace.display()
+            );
         }
     }
 }

@@ -33,7 +33,7 @@ mod search;
 
 pub(super) const VERB: Verb = Verb::new::<PredictArgs>("predict", run).of_replays();
 
-const ONE_PROCESS: &str = "--html needs a trace of each run: its page is of one process";
+const ONE_PROCESS: &str = "--html needs one trace per run: its page shows one process";
 
 /// Most points of one range.
 const MOST_POINTS: u64 = 64;
@@ -113,7 +113,7 @@ fn recorded(argument: OsString) -> Result<Run, String> {
     let after = after_values(&argument).map(|(values, path)| (values, Some(path)));
     let (values, path) = after.or_else(|| Some((alone()?, None))).ok_or_else(|| {
         let text = argument.to_string_lossy();
-        format!("`{text}` does not say which values the run had; write batch=4:{text}")
+        format!("`{text}` does not give the values of the run; write batch=4:{text}")
     })?;
     let values = values.split(',').map(|pair| {
         let (name, value) = named(pair)?;
@@ -225,14 +225,14 @@ fn made(runs: Vec<Run>, command: Vec<OsString>, traces: PathBuf) -> anyhow::Resu
             (Some(path), _) => path,
             (None, None) => {
                 bail!(
-                    "{0} has no trace: write {0}:TRACE, or a command that makes it, after --",
+                    "{0} has no trace: write {0}:TRACE, or add a command that makes it, after --",
                     words(&values)
                 )
             }
             (None, Some(maker)) => {
                 let made = maker.make(&values)?;
                 if !made.fits {
-                    bail!("{} ran out of memory: begin with smaller values", words(&values));
+                    bail!("{} ran out of memory: start with smaller values", words(&values));
                 }
                 made.traces
             }
@@ -247,7 +247,7 @@ fn reply(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply> {
     match runs.iter().filter(|(_, path)| show::is_folder(path)).count() {
         0 => of_process(runs, asked),
         n if n == runs.len() => of_job(runs, asked),
-        _ => bail!("name a folder of each run, or a trace of each: the same rank of all"),
+        _ => bail!("name one folder per run, or one trace per run: the same rank of all"),
     }
 }
 
@@ -272,7 +272,7 @@ fn read(values: &Values, path: &Path) -> anyhow::Result<Recorded> {
     let trace = import::load(path).with_context(|| format!("cannot read {}", shown(path)))?;
     trace.notes.iter().for_each(|note| complain!("{}: {note}", path.display()));
     if trace.devices.is_empty() {
-        bail!("{}: it holds no device memory at all", shown(path));
+        bail!("{}: it holds no device memory", shown(path));
     }
     // A snapshot names no GPU, and reading it again takes as long as the first time.
     let source = (!import::is_pickle(path)).then(|| Source::open(path).ok()).flatten();

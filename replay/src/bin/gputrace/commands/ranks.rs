@@ -72,7 +72,7 @@ fn gate(participants: &[Participant], ranks: &Ranks) -> Gate {
         Some((path, doubts)) => Gate::cannot_know(path, &doubts),
         None if is(Verdict::Waits) => Gate::cannot_know("the job", "ranks wait for one that may still come"),
         None if is(Verdict::Incomplete) => Gate::cannot_know("the job", "not all ranks have a trace"),
-        None if !is(Verdict::Consistent) => Gate::cannot_know("the job", "there are no calls of NCCL"),
+        None if !is(Verdict::Consistent) => Gate::cannot_know("the job", "there are no NCCL calls"),
         None => Gate::Passes,
     }
 }

@@ -161,7 +161,7 @@ fn watch(args: &RecordArgs, began: &str) -> anyhow::Result<()> {
     if alerts.is_empty() {
         return Ok(());
     }
-    alarm::start(began, &alerts, args.on_alert.as_ref()).context("nobody can watch for --alert")
+    alarm::start(began, &alerts, args.on_alert.as_ref()).context("no process can watch for --alert")
 }
 
 /// Starts the program, and sees to it that somebody says at its end what was recorded.
@@ -271,7 +271,7 @@ fn kept_time(text: &str) -> Result<String, String> {
 fn kept_bytes(text: &str) -> Result<u64, String> {
     let bytes = bytes::parse(text)?;
     if bytes < segments::LEAST_SIZE {
-        return Err(format!("{bytes} bytes are too few for a recording; the least is 1MiB"));
+        return Err(format!("{bytes} bytes are too few for a recording; the minimum is 1MiB"));
     }
     Ok(bytes)
 }
@@ -400,14 +400,14 @@ pub(super) fn check_program(path: &Path, library: &Path) -> anyhow::Result<()> {
     let Some(program) = Elf::open(&path)? else { return Ok(()) };
     if program.machine != ours.machine {
         bail!(
-            "{} is for another kind of processor than {}: use the gputrace built for it",
+            "{} is for a different processor than {}: use the matching build of gputrace",
             path.display(),
             library.display()
         );
     }
     if !program.has_interpreter {
         bail!(
-            "{} is statically linked, and nothing can be preloaded into it: link it dynamically",
+            "{} is statically linked, so nothing can be preloaded into it: link it dynamically",
             path.display()
         );
     }

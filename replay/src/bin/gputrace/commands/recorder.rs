@@ -58,7 +58,7 @@ fn answer(oom: &Oom) -> Option<FollowUp> {
     let source = match Source::open_prefix(&oom.trace, oom.length) {
         Ok(source) => source,
         Err(error) => {
-            say(&format!("cannot say why memory ran out: {:#}", anyhow::Error::from(error)));
+            say(&format!("cannot explain why memory ran out: {:#}", anyhow::Error::from(error)));
             return None;
         }
     };
@@ -112,7 +112,7 @@ fn follow_up(oom: Oom, postmortem: Postmortem, source: Source) -> FollowUp {
 
 fn one_line(oom: &Oom) -> String {
     format!(
-        "out of memory for the {} time: {} on cuda:{}; `gputrace oom {}` says more",
+        "out of memory for the {} time: {} on cuda:{}; `gputrace oom {}` has details",
         ordinal(oom.nth),
         bytes(oom.bytes),
         oom.device,
@@ -141,6 +141,8 @@ fn say_sections(oom: &Oom, part: Part) {
     let marked: String = words.lines().map(|line| format!("{MARK}{line}\n")).collect();
     let trace = oom.trace.display().to_string();
     let end = format!("{MARK}more: gputrace oom {}\n", printable(&trace));
-    let instead = format!("standard error did not take why memory ran out: `gputrace oom {trace}` shows it");
+    let instead = format!(
+        "could not write the out-of-memory report to standard error: `gputrace oom {trace}` shows it"
+    );
     say_report((marked + &end).as_bytes(), &instead);
 }

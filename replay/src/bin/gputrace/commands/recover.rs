@@ -93,9 +93,9 @@ fn everything(args: &RecoverArgs, out: &mut Screen) -> anyhow::Result<bool> {
     }
     if left.n_of_others > 0 {
         let n = left.n_of_others;
-        writeln!(out, "rings of other users: {n}, left as they are")?;
+        writeln!(out, "rings of other users: {n}, left unchanged")?;
     } else if left.rings.is_empty() && left.logs.is_empty() {
-        writeln!(out, "no ring of yours was left behind in /dev/shm or /tmp")?;
+        writeln!(out, "no ring of yours is left in /dev/shm or /tmp")?;
     }
     Ok(all_well)
 }
@@ -110,7 +110,7 @@ fn shown_and_removed(log: &Log, keep: bool, out: &mut Screen) -> anyhow::Result<
             return Ok(false);
         }
     };
-    writeln!(out, "{path}: the recorder of process {} said:", log.pid)?;
+    writeln!(out, "{path}: messages of the recorder of process {}:", log.pid)?;
     for line in text.lines() {
         writeln!(out, "  {line}")?;
     }
@@ -156,7 +156,7 @@ fn recovered(
         writeln!(out, "{trace}: {count} {what}")?;
     }
     if let Some(error) = &made.error {
-        complain!("{trace} is not whole: {error}");
+        complain!("{trace} is incomplete: {error}");
     }
     writeln!(out, "next: gputrace report {trace}")?;
     Ok(made.error.is_none())

@@ -150,15 +150,12 @@ fn fits(answer: &Json) -> Gate {
         match fits {
             _ if sure == "guess" => Gate::cannot_know(trace, "the replay is a guess"),
             Some(false) if out == of || sure == "bound" => Gate::Refuses,
-            Some(true) if sure == "bound" => {
-                Gate::cannot_know(trace, "it fits at best, which is not known to be")
+            Some(true) if sure == "bound" => Gate::cannot_know(trace, "it fits only in the best case"),
+            Some(true) if out == Some(0) && other_way => {
+                Gate::cannot_know(trace, "the program would behave differently if its requests did not fail")
             }
-            Some(true) if out == Some(0) && other_way => Gate::cannot_know(
-                trace,
-                "the program would have gone another way where its requests do not fail",
-            ),
             Some(true) if out == Some(0) => Gate::Passes,
-            _ => Gate::cannot_know(trace, "whether it fits hangs on addresses that the trace does not hold"),
+            _ => Gate::cannot_know(trace, "whether it fits depends on addresses that are not in the trace"),
         }
     };
     outcomes.iter().map(one).max().unwrap_or_else(|| Gate::cannot_know(trace, "nothing was replayed"))
@@ -175,7 +172,7 @@ pub(super) fn replies(
         let (shown, trace) = (path.display().to_string(), import::load(path)?);
         trace.notes.iter().for_each(|note| complain!("{shown}: {note}"));
         if trace.devices.is_empty() {
-            bail!("{shown}: it holds no device memory at all");
+            bail!("{shown}: it holds no device memory");
         }
         let reply = reply(&shown, &trace).map_err(|why| anyhow!("{shown}: {why}"))?;
         json.push(reply.json);

@@ -229,7 +229,7 @@ fn job(read: &[(Head, Part)], paths: &[PathBuf], traces: &TraceArgs) -> Option<P
     let section = match n_mapping {
         0 => section,
         n => section.line(Mood::Note, format!(
-            "memory that others made is mapped by {n} of these processes: each byte is counted once, at who made it; `gputrace ranks` names both ends"
+            "memory of other processes is mapped by {n} of these processes: each byte counts once, for the process that created it; `gputrace ranks` names both sides"
         )),
     };
     let section = if is_job || n_mapping > 0 { section.line(Mood::Command, ranks) } else { section };

@@ -102,7 +102,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if whole(&args.output)
         .is_some_and(|output| paths.iter().any(|path| whole(path).as_ref() == Some(&output)))
     {
-        bail!("{} is what is to be reproduced; name another file with -o", args.output.display());
+        bail!("{} is the file to reproduce; name another file with -o", args.output.display());
     }
     let path = match (&paths[..], args.rank) {
         ([path], None) => path.clone(),
@@ -167,13 +167,13 @@ fn of_rank(paths: &[PathBuf], rank: u32) -> anyhow::Result<PathBuf> {
 fn job(args: &ReproduceArgs, paths: &[PathBuf], out: &mut Screen) -> anyhow::Result<ExitCode> {
     if args.cuda || args.whole || args.exact || args.device.is_some() || args.torch_version.is_some() {
         bail!(
-            "several traces are reproduced by the NCCL calls of their job, for which --cuda, --device, --exact, --torch-version and --whole mean nothing; --rank N reproduces the memory of one rank"
+            "for several traces, `reproduce` uses the NCCL calls of their job, and --cuda, --device, --exact, --torch-version and --whole do not apply; --rank N reproduces the memory of one rank"
         );
     }
     let (participants, all_read) = super::ranks::read(paths);
     let (jobs, _) = jobs::jobs(&participants);
     if jobs.len() > 1 {
-        bail!("the traces are of {} jobs; name those of one", jobs.len());
+        bail!("the traces are of {} jobs; name the traces of one", jobs.len());
     }
     let mut why = "the traces show no job that uses NCCL".to_owned();
     for job in &jobs {

@@ -95,7 +95,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let paths = args.traces.paths()?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port))
         .with_context(|| format!("cannot listen at 127.0.0.1:{}", args.port))?;
-    let door = Door::new(listener.local_addr()?.port()).context("cannot make a secret")?;
+    let door = Door::new(listener.local_addr()?.port()).context("cannot create a secret")?;
     let n_traces = paths.len();
     // Where there is one trace it is the next that is asked about.
     let store = || {
@@ -109,12 +109,12 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
     let (served, read): (Vec<PathBuf>, Vec<Understood>) = read.into_iter().unzip();
     let mut page = page(read, args.redact);
-    let html = page.served().context("cannot make the page")?;
+    let html = page.served().context("cannot create the page")?;
     let first = page.into_chapters().pop().filter(|_| served.len() == 1);
     let first = first.filter(|chapter| chapter.is_indexed().unwrap_or(false));
     std::io::Write::write_fmt(out, format_args!("{}\n", door.address()))?;
     std::io::Write::flush(out)?;
-    complain!("open this address in a browser of this machine; Ctrl-C ends it");
+    complain!("open this address in a browser on this machine; Ctrl-C ends it");
     let server = Server::new(listener).context("cannot listen")?;
     let (ask, asked) = sync_channel(MOST_WAITING);
     let (reply, replies) = channel();

@@ -50,7 +50,9 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         }
     };
     if targets.is_empty() {
-        anyhow::bail!("no process is being recorded there whose number /proc shows; name one by its number");
+        anyhow::bail!(
+            "no process is being recorded there with a number that /proc shows; name one by its number"
+        );
     }
     targets.sort_by_key(|(pid, _)| *pid);
     targets.dedup_by_key(|(pid, _)| *pid);
@@ -92,7 +94,7 @@ fn write(
             How::Stopped(time) => format!(", stopped for {} µs", time.as_micros()),
             How::None(why) => format!(", no native frames: {why}"),
         };
-        let torn = if thread.is_torn { ", changed while it was read" } else { "" };
+        let torn = if thread.is_torn { ", changed during the read" } else { "" };
         writeln!(out, "  thread {} {}  {state}{how}{torn}", thread.tid, thread.name)?;
         let first_python = thread.frames.iter().position(|it| matches!(it, Frame::Python { .. }));
         for (at, frame) in thread.frames.iter().enumerate() {
@@ -111,7 +113,7 @@ fn write(
                 }
                 End::Unknown => writeln!(
                     out,
-                    "    ... outer native frames unknown: they need registers of a stopped thread"
+                    "    ... outer native frames unknown: they need the registers of a stopped thread"
                 )?,
                 End::TooLarge => {
                     writeln!(out, "    ... outer native frames not read: the stack is too large")?

@@ -55,7 +55,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             return show::each("stats", &args.traces, &args.show, out, |source| Ok(standing(source, when)));
         }
         Some(When::Peak | When::End) => bail!(
-            "stats counts over a time: give --range A..B or --step N; for what was held at a moment, use `gputrace report`"
+            "stats covers a period: give --range A..B or --step N; for memory held at a moment, use `gputrace report`"
         ),
     }
     let (read, all_read) = show::read_all(&args.traces.paths()?, |path| {

@@ -65,14 +65,14 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let to = show::shown(&args.output);
     writeln!(
         out,
-        "{to}: of {n_frames} native frames without a line, {n_lines} have one now, and {n_functions} a function that had none"
+        "{to}: of {n_frames} native frames without a line, {n_lines} now have one, and {n_functions} that had no function"
     )?;
     for Unresolved { module, n_frames, others } in &unresolved {
         let path = printable(&module.path);
         if module.build_id.is_empty() {
             writeln!(
                 out,
-                "{path}: recorded without a build id, so no file can be shown to be the same ({n_frames} frames)"
+                "{path}: recorded without a build id, so no file can be verified ({n_frames} frames)"
             )?;
             continue;
         }

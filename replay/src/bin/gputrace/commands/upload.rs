@@ -52,7 +52,7 @@ pub(super) fn url(text: &str) -> Result<PathBuf, String> {
     match objects::is_written(&url) {
         Ok(true) => Ok(url),
         Err(error) => Err(error.to_string()),
-        Ok(false) => Err(format!("`{text}` is no URL of a store; write s3://bucket/folder/")),
+        Ok(false) => Err(format!("`{text}` is not the URL of a store; write s3://bucket/folder/")),
     }
 }
 
@@ -105,7 +105,7 @@ fn sent(path: &Path, url: &Path, force: bool) -> anyhow::Result<String> {
         upload.advance(bytes)?;
         let sent = State::of(path).ok().flatten().map_or(0, |state| state.sent());
         bail!(
-            "{from} is still being written: {} of it are sent; the same again when it has ended",
+            "{from} is still being written: {} of it were sent; run the same command when it has ended",
             words::bytes(Bytes(sent))
         );
     }

@@ -87,13 +87,13 @@ pub(crate) fn with_notes(
     if let Some(since) = trace.since() {
         let since = time(Nanos(since.0.saturating_sub(trace.process().start.0)));
         notes.push(format!(
-            "{LEFT}{since}: older segments were removed (--keep, --max-size), and what was held then stands for them"
+            "{LEFT}{since}: older segments were removed (--keep, --max-size); memory that was held then stands for them"
         ));
     }
     notes.extend(trace.damages().iter().map(ToString::to_string));
     if !trace.damages().is_empty() {
         for stream in &mut imported.devices {
-            stream.history = History::Broken("a part of the trace cannot be read".into());
+            stream.history = History::Broken("part of the trace cannot be read".into());
         }
     }
     notes.append(&mut imported.notes);
@@ -668,7 +668,7 @@ impl Importer<'_> {
                     self.n_implausible
                 )),
                 0 if device.n_twice > 0 => History::Broken(format!(
-                    "{} addresses were handed out twice: frees are missing from the trace",
+                    "{} addresses were allocated twice: frees are missing from the trace",
                     device.n_twice
                 )),
                 0 if n_unknown > 0 => History::StartsLate,
@@ -684,11 +684,11 @@ impl Importer<'_> {
                 queries.map(|((stack, is_autotune), times)| Query { stack, times, is_autotune }).collect();
             stream.queries.sort_by_key(|query| (std::cmp::Reverse(query.times), query.stack));
             if n_unknown > 0 {
-                notes.push(format!("{n_unknown} blocks were taken back that were not seen handed out"));
+                notes.push(format!("{n_unknown} blocks were freed whose allocation was not seen"));
             }
             if has_torch && device.n_requests_unseen > 0 {
                 notes.push(format!(
-                    "{} requests were not seen; their blocks' sizes stand for them",
+                    "{} requests were not seen; their blocks' sizes are used instead",
                     device.n_requests_unseen
                 ));
             }

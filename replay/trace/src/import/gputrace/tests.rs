@@ -276,7 +276,7 @@ fn pages_given_back_to_make_room_for_others_are_a_call_of_their_own() {
             Alloc(1) 1048576 on 7
             Complete
             device 0: the program itself set expandable_segments:True: its allocator mapped pages
-            device 0: it is not known which pools some segments belonged to; from request 3 on the replay is a guess
+            device 0: the pools of some segments are not known; from request 3 on, the replay is a guess
         "#]],
     );
 }
@@ -460,8 +460,8 @@ fn a_block_that_was_there_before_the_first_event_waits_for_its_streams_too() {
             Alloc(1) 512 on 0
             FreeCompleted(AllocId(0))
             StartsLate
-            device 0: 1 blocks were taken back that were not seen handed out
-            device 0: it is not known which pools some segments belonged to; from request 1 on the replay is a guess
+            device 0: 1 blocks were freed whose allocation was not seen
+            device 0: the pools of some segments are not known; from request 1 on, the replay is a guess
         "#]],
     );
 }

@@ -33,12 +33,12 @@ pub(super) fn run(
         .spawn()
         .with_context(|| format!("cannot run {shown}: --python names another"))?;
     let mut outcomes = Outcomes::new();
-    let input = child.stdin.take().context("no way to the Python process")?;
+    let input = child.stdin.take().context("no pipe to the Python process")?;
     // Where Python ended at once, its status says so.
     let _ = { input }.write_all(serde_json::to_string(plan)?.as_bytes());
-    let output = child.stdout.take().context("no way from the Python process")?;
+    let output = child.stdout.take().context("no pipe from the Python process")?;
     for line in BufReader::new(output).lines() {
-        let line = line.context("cannot read what the Python process says")?;
+        let line = line.context("cannot read from the Python process")?;
         // Engines have words of their own for the standard output.
         if let Ok(Told { task, outcome }) = serde_json::from_str(&line) {
             outcomes.insert(task, outcome);
@@ -47,7 +47,7 @@ pub(super) fn run(
     let status = child.wait().context("the Python process")?;
     if !status.success() {
         bail!(
-            "{shown} -m gputrace.executors {engine}: {status} (pip install 'gputrace[{engine}]' installs what it needs)"
+            "{shown} -m gputrace.executors {engine}: {status} (pip install 'gputrace[{engine}]' installs its requirements)"
         );
     }
     Ok(outcomes)

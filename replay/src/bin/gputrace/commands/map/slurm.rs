@@ -61,8 +61,8 @@ pub(super) fn run(plan: &Plan, options: &[String]) -> anyhow::Result<Outcomes> {
             outcomes.extend(left(plan, *idx).map(|outcome| (*idx, outcome)));
         }
         if n_begun() == n_before {
-            let status = worst.map_or_else(|| "no task was begun".to_owned(), |status| status.to_string());
-            complain!("sbatch: {status}; what its jobs said is in {}", plan.work.display());
+            let status = worst.map_or_else(|| "no task was started".to_owned(), |status| status.to_string());
+            complain!("sbatch: {status}; the output of its jobs is in {}", plan.work.display());
             break;
         }
     }
@@ -89,7 +89,7 @@ fn submitted(
     let mut child = match sbatch.spawn() {
         Ok(child) => child,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            bail!("there is no sbatch on this host: run this where Slurm's commands are")
+            bail!("this host has no sbatch: run this on a host with Slurm's commands")
         }
         Err(error) => return Err(error).context("cannot run sbatch"),
     };
@@ -99,8 +99,8 @@ fn submitted(
         quoted(&plan.output),
         quoted(path)
     );
-    let mut input = child.stdin.take().context("no way to sbatch")?;
-    input.write_all(script.as_bytes()).context("cannot tell sbatch what to do")?;
+    let mut input = child.stdin.take().context("no pipe to sbatch")?;
+    input.write_all(script.as_bytes()).context("cannot write to sbatch")?;
     Ok(child)
 }
 

@@ -20,7 +20,10 @@ impl Allowed {
         let real = |path: &PathBuf| {
             let folder = fs::canonicalize(path).with_context(|| format!("cannot read {}", path.display()))?;
             if !folder.is_dir() {
-                bail!("{} is not a folder: --allow takes the folder that traces are in", path.display());
+                bail!(
+                    "{} is not a folder: --allow takes the folder that contains the traces",
+                    path.display()
+                );
             }
             Ok(folder)
         };

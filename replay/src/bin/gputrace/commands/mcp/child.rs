@@ -77,7 +77,7 @@ impl Asking {
         match status.code() {
             Some(_) => Ok(Answer { json, said: without_name(&said) }),
             // By a signal: it was killed, or aborted.
-            None => Err(format!("gputrace ended before it had answered ({status}). {said}")),
+            None => Err(format!("gputrace ended before it answered ({status}). {said}")),
         }
     }
 
@@ -137,9 +137,9 @@ fn text(mut pipe: impl Read, most: u64) -> String {
 pub(super) fn answer(allowed: Allowed, words: &[OsString], out: &mut Screen) -> anyhow::Result<ExitCode> {
     let verb = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
     if !TOOLS.iter().any(|tool| tool.verb == verb) {
-        bail!("`{verb}` is not a verb that this server runs");
+        bail!("this server does not run the verb `{verb}`");
     }
-    narrow().context("cannot limit what the answer may use")?;
+    narrow().context("cannot limit the resources of the answer")?;
     confine_to(allowed.folders().to_vec());
     let mut all = vec![OsString::from("gputrace")];
     all.extend(words.iter().cloned());

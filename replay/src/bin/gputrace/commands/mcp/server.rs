@@ -110,13 +110,13 @@ impl Server {
     ) -> Result<Vec<String>, String> {
         if self.n_calls.fetch_add(1, Ordering::Relaxed) >= AT_ONCE + WAITING {
             self.n_calls.fetch_sub(1, Ordering::Relaxed);
-            return Err(format!("{} calls are waiting already: wait for their answers", AT_ONCE + WAITING));
+            return Err(format!("{} calls are already waiting: wait for their answers", AT_ONCE + WAITING));
         }
         let _counted = Counted(self.n_calls.clone());
         let given = request.arguments.clone().unwrap_or_default();
         let call = tool.call(&given, &self.asking.allowed)?;
         let Ok(room) = self.room.clone().acquire_owned().await else {
-            return Err("the server ends".to_owned());
+            return Err("the server is shutting down".to_owned());
         };
         let cancels = Cancels(Arc::default());
         let (asking, is_cancelled) = (self.asking.clone(), cancels.0.clone());
@@ -125,7 +125,7 @@ impl Server {
             drop(room);
             answered
         });
-        worked.await.map_err(|error| format!("the answer was not made: {error}"))?
+        worked.await.map_err(|error| format!("there is no answer: {error}"))?
     }
 }
 
@@ -148,9 +148,7 @@ fn answered(
     let mut notes = vec![];
     if !is_whole {
         notes.push(format!(
-            "Shortened to {} bytes. Where something is left out, `left_out` counts the elements of a list, and `left_out_bytes` the bytes \
-             of a part. To see it, call `{}` again with the same arguments and the `pointer` and `skip` that stand there; or with a larger \
-             `max_bytes`.",
+            "Shortened to {} bytes. `left_out` counts the elements missing from a list, and `left_out_bytes` the bytes missing from a part. To see them, call `{}` again with the same arguments and the `pointer` and `skip` given there, or with a larger `max_bytes`.",
             call.shown.max_bytes, tool.name
         ));
     }
@@ -158,7 +156,7 @@ fn answered(
         notes.push(format!("The tool `{other}` also shows the {field} of each process: the evidence."));
     }
     if !said.is_empty() {
-        notes.push(format!("gputrace says: {said}"));
+        notes.push(format!("gputrace reports: {said}"));
     }
     let notes = (!notes.is_empty()).then(|| notes.join("\n"));
     Ok(std::iter::once(json).chain(notes).collect())
@@ -203,8 +201,11 @@ impl ServerHandler for Server {
     ) -> Result<CallToolResponse, ErrorData> {
         let Some(tool) = Tool::of(&request.name) else {
             let names: Vec<_> = TOOLS.iter().map(|tool| tool.name).collect();
-            let error =
-                format!("there is no tool `{}`; there are {}", printable(&request.name), names.join(", "));
+            let error = format!(
+                "there is no tool `{}`; the tools are {}",
+                printable(&request.name),
+                names.join(", ")
+            );
             return Err(ErrorData::invalid_params(error, None));
         };
         let answered = tokio::select! {

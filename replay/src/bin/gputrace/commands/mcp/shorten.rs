@@ -26,7 +26,7 @@ const LONG: usize = 200;
 /// # Errors
 /// There is no such part, or it cannot be made short enough.
 pub(super) fn shorten(json: &str, without: Option<&str>, shown: &Shown) -> Result<(String, bool), String> {
-    let mut root = Reader { text: json, at: 0 }.read(0).ok_or("gputrace wrote what is not JSON")?;
+    let mut root = Reader { text: json, at: 0 }.read(0).ok_or("gputrace wrote something that is not JSON")?;
     if let Some(field) = without {
         root.leave_out(field);
     }

@@ -87,7 +87,7 @@ const DEVICE_MEMORY: Argument = option(
     "device_memory",
     "device-memory",
     Kind::Text,
-    "Memory of the device, such as 80GiB, where it is not the recorded one",
+    "Memory of the device, such as 80GiB, if it is not the recorded one",
 );
 
 /// What `how sure` means in answers of replays.
@@ -148,8 +148,13 @@ pub(super) const TOOLS: &[Tool] = &[
         leaves_out: None,
         arguments: &[
             PATH,
-            option("min_bytes", "min-bytes", Kind::Text, "Leave out call sites with less, such as 1MiB"),
-            option("steps", "steps", Kind::Count, "Training steps that the program made, where it is known"),
+            option(
+                "min_bytes",
+                "min-bytes",
+                Kind::Text,
+                "Leave out call sites with less than this, such as 1MiB",
+            ),
+            option("steps", "steps", Kind::Count, "Number of training steps, if known"),
         ],
     },
     Tool {
@@ -170,9 +175,14 @@ pub(super) const TOOLS: &[Tool] = &[
                 "group_by",
                 "group-by",
                 Kind::OneOf(&["stack", "owner", "device", "stream", "rank", "category", "phase"]),
-                "What the first level is",
+                "Key of the first level",
             ),
-            option("min_bytes", "min-bytes", Kind::Text, "Leave out nodes with less, such as 100MiB"),
+            option(
+                "min_bytes",
+                "min-bytes",
+                Kind::Text,
+                "Leave out nodes with less than this, such as 100MiB",
+            ),
         ],
     },
     Tool {
@@ -190,8 +200,7 @@ pub(super) const TOOLS: &[Tool] = &[
         name: "replay",
         title: "What if: the allocator",
         description: sure!(
-            "The recorded requests under other allocator settings or on another card: peak reserved memory, whether it fits, and where \
-             reserved memory that is not in use comes from."
+            "The recorded requests under other allocator settings or on another card: peak reserved memory, whether it fits, and the sources of reserved memory that is not in use."
         ),
         verb: "replay",
         leaves_out: None,
@@ -235,9 +244,9 @@ pub(super) const TOOLS: &[Tool] = &[
                 "checkpoint",
                 "checkpoint",
                 Kind::Text,
-                "Layers that are computed again in the backward pass: all, every:2 or layers:0..5",
+                "Layers that are recomputed in the backward pass: all, every:2 or layers:0..5",
             ),
-            option("offload", "offload", Kind::Text, "What is kept in host memory: activations or optimizer"),
+            option("offload", "offload", Kind::Text, "Data kept in host memory: activations or optimizer"),
             option(
                 "precision",
                 "precision",
@@ -250,7 +259,7 @@ pub(super) const TOOLS: &[Tool] = &[
                 Kind::Text,
                 "Share of the parameter tensors that is not trained, such as 0.5",
             ),
-            option("lora", "lora", Kind::Count, "Rank of adapters, which alone are trained"),
+            option("lora", "lora", Kind::Count, "Rank of adapters, which are the only trained parameters"),
             option("layout", "layout", Kind::Text, "Several GPUs: ddp:2, zero1:2 or fsdp:8"),
             LIMIT,
         ],
@@ -258,8 +267,7 @@ pub(super) const TOOLS: &[Tool] = &[
     Tool {
         name: "ranks",
         title: "Ranks of a job",
-        description: "All ranks of a job side by side: hangs and mismatched NCCL calls with the rank that is missing, stragglers, and \
-                      which rank holds more memory and where.",
+        description: "All ranks of a job side by side: hangs and mismatched NCCL calls with the rank that is missing, stragglers, and which rank holds more memory, and at which line.",
         verb: "ranks",
         leaves_out: None,
         arguments: &[PATH],
@@ -267,8 +275,7 @@ pub(super) const TOOLS: &[Tool] = &[
     Tool {
         name: "who",
         title: "Owner of an address",
-        description: "Every owner that a device address had, with who allocated and freed it, when, and what lay beside it: for the \
-                      address in a CUDA error.",
+        description: "Every owner that a device address had, with who allocated and freed it, when, and its neighbours: for the address in a CUDA error.",
         verb: "who",
         leaves_out: None,
         arguments: &[
@@ -285,7 +292,7 @@ pub(super) const TOOLS: &[Tool] = &[
     Tool {
         name: "diff",
         title: "Difference of two runs",
-        description: "What one run or moment held more than another: peaks, and by owner, call site and size.",
+        description: "Memory that one run or moment held and another did not: peaks, and by owner, call site and size.",
         verb: "diff",
         leaves_out: None,
         arguments: &[

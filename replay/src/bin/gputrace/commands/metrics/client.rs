@@ -30,7 +30,7 @@ impl Url {
     pub(super) fn parse(text: &str) -> anyhow::Result<Url> {
         let Some(rest) = text.strip_prefix("http://") else {
             bail!(
-                "{text}: only http:// is spoken; for TLS push to an agent on this machine (Grafana Alloy, OpenTelemetry's collector)"
+                "{text}: only http:// is supported; for TLS, push to an agent on this machine (Grafana Alloy, OpenTelemetry Collector)"
             );
         };
         let (host, path) = rest.split_once('/').map_or((rest, ""), |(host, path)| (host, path));
@@ -38,7 +38,7 @@ impl Url {
             || host.contains(['@', ' '])
             || path.contains(|c: char| c.is_whitespace() || c.is_control())
         {
-            bail!("{text} is no address; write http://HOST:PORT/PATH");
+            bail!("{text} is not an address; write http://HOST:PORT/PATH");
         }
         // A colon inside of [] belongs to the address.
         let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
@@ -66,7 +66,7 @@ pub(super) fn post(url: &Url, path: &str, content_type: &str, body: &[u8]) -> an
         let said = answer.split("\r\n\r\n").nth(1).unwrap_or_default().trim();
         let said: String = said.chars().take(200).collect();
         let status = if status.is_empty() { "no answer" } else { status };
-        bail!("{host}{path} refused what was pushed ({status}): {said}");
+        bail!("{host}{path} refused the push ({status}): {said}");
     }
     Ok(())
 }

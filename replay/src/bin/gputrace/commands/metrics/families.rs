@@ -188,20 +188,14 @@ fn of_processes(figures: &Figures) -> Vec<Family> {
         })
     });
     vec![
-        Name(
-            "gputrace_process_info",
-            None,
-            Kind::Gauge,
-            "",
-            "A process that is recorded, and where it runs.",
-        )
-        .of(info.collect()),
+        Name("gputrace_process_info", None, Kind::Gauge, "", "A recorded process, and its location.")
+            .of(info.collect()),
         Name(
             "gputrace_unrecorded_bytes",
             Some("gputrace.unrecorded"),
             Kind::Gauge,
             "bytes",
-            "What the driver charges to a process that is not recorded.",
+            "Memory that the driver charges to a process that is not recorded.",
         )
         .of(others.collect()),
         Name(
@@ -217,17 +211,11 @@ fn of_processes(figures: &Figures) -> Vec<Family> {
             Some("gputrace.lost_events"),
             Kind::Counter,
             "",
-            "Events that are missing in the trace.",
+            "Events missing from the trace.",
         )
         .of(of(|process| Some(process.lost_events.into()))),
-        Name(
-            "gputrace_events",
-            Some("gputrace.events"),
-            Kind::Counter,
-            "",
-            "Events of the trace that were read.",
-        )
-        .of(of(|process| Some(process.events.into()))),
+        Name("gputrace_events", Some("gputrace.events"), Kind::Counter, "", "Events read from the trace.")
+            .of(of(|process| Some(process.events.into()))),
         Name(
             "gputrace_last_event_age_seconds",
             Some("gputrace.last_event_age"),
@@ -249,7 +237,7 @@ fn of_processes(figures: &Figures) -> Vec<Family> {
             Some("gputrace.nccl.memory"),
             Kind::Gauge,
             "bytes",
-            "What NCCL's communicators hold.",
+            "Memory held by NCCL's communicators.",
         )
         .of(of(|process| Some(process.nccl.device_bytes.into()))),
     ]
@@ -284,7 +272,7 @@ fn of_devices(figures: &Figures) -> Vec<Family> {
             Some("gputrace.held"),
             Kind::Gauge,
             "bytes",
-            "What the driver has handed out to the process.",
+            "Memory allocated from the driver by the process.",
         )
         .of(of(|device| Some(device.driver_bytes.into()))),
         Name(
@@ -292,7 +280,7 @@ fn of_devices(figures: &Figures) -> Vec<Family> {
             Some("gputrace.held.peak"),
             Kind::Gauge,
             "bytes",
-            "Most that the driver has handed out to the process.",
+            "Peak of memory allocated from the driver by the process.",
         )
         .of(of(|device| Some(device.driver_peak_bytes.into()))),
         Name(
@@ -300,7 +288,7 @@ fn of_devices(figures: &Figures) -> Vec<Family> {
             Some("gputrace.owner"),
             Kind::Gauge,
             "bytes",
-            "What the driver has handed out, by who asked for it: adds up to gputrace_held_bytes.",
+            "Memory allocated from the driver, by owner: adds up to gputrace_held_bytes.",
         )
         .of(owners.collect()),
         Name("gputrace_managed_bytes", Some("gputrace.managed"), Kind::Gauge, "bytes", "Managed memory.")
@@ -310,7 +298,7 @@ fn of_devices(figures: &Figures) -> Vec<Family> {
             Some("gputrace.process_used"),
             Kind::Gauge,
             "bytes",
-            "What the driver charges to the process.",
+            "Memory that the driver charges to the process.",
         )
         .of(of(|device| device.process_used_bytes.map(Number::from))),
         Name(
@@ -318,7 +306,7 @@ fn of_devices(figures: &Figures) -> Vec<Family> {
             Some("gputrace.unaccounted"),
             Kind::Gauge,
             "bytes",
-            "What the driver charges to the process and nothing explains.",
+            "Charged memory that nothing explains.",
         )
         .of(of(|device| device.unaccounted_bytes.map(Number::Whole))),
         Name(
@@ -326,7 +314,7 @@ fn of_devices(figures: &Figures) -> Vec<Family> {
             Some("gputrace.driver.allocations"),
             Kind::Counter,
             "",
-            "Objects that the driver handed out.",
+            "Objects allocated from the driver.",
         )
         .of(of(|device| Some(device.allocations.into()))),
         Name(
@@ -377,7 +365,7 @@ fn of_torch(figures: &Figures) -> Vec<Family> {
         bytes(
             "gputrace_torch_requested_bytes",
             "gputrace.torch.requested",
-            "PyTorch: asked for by the program.",
+            "PyTorch: requested by the program.",
         )
         .of(of(|it| it.requested_bytes)),
         bytes(
@@ -389,7 +377,7 @@ fn of_torch(figures: &Figures) -> Vec<Family> {
         bytes(
             "gputrace_torch_largest_free_bytes",
             "gputrace.torch.largest_free",
-            "PyTorch: the largest free piece.",
+            "PyTorch: the largest free block.",
         )
         .of(of(|it| it.largest_free_bytes)),
         Name(
@@ -397,7 +385,7 @@ fn of_torch(figures: &Figures) -> Vec<Family> {
             Some("gputrace.torch.allocations"),
             Kind::Counter,
             "",
-            "PyTorch: blocks handed out.",
+            "PyTorch: allocated blocks.",
         )
         .of(of(|it| it.allocations)),
         Name(

@@ -26,13 +26,13 @@ pub(super) enum Push {
 impl Push {
     /// Of `pprof URL` or `otlp URL`.
     pub(super) fn parse(words: &[String]) -> anyhow::Result<Push> {
-        let [kind, url] = words else { bail!("--push is written --push pprof URL or --push otlp URL") };
+        let [kind, url] = words else { bail!("write --push pprof URL or --push otlp URL") };
         let url = Url::parse(url)?;
         match kind.as_str() {
             "pprof" if url.path.ends_with("/writeraw") => Ok(Push::Parca(url)),
             "pprof" => Ok(Push::Pyroscope(url)),
             "otlp" => Ok(Push::Otlp(url)),
-            other => bail!("--push {other}: it is pprof or otlp"),
+            other => bail!("--push {other}: write pprof or otlp"),
         }
     }
 
@@ -110,7 +110,7 @@ impl Pusher {
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
                 if !self.is_behind {
                     let host = self.push.url().host();
-                    complain!("{host} takes longer than --every: some pushes to it are left out");
+                    complain!("{host} takes longer than --every: some pushes to it are skipped");
                 }
                 self.is_behind = true;
             }

@@ -20,14 +20,14 @@ pub(crate) fn lines(left: &Left) -> Vec<String> {
     let logs = left.logs.iter().map(|log| {
         let (path, size) = (shown(&log.path), bytes(Bytes(log.bytes)));
         format!(
-            "{path} (what the recorder of process {} could say nowhere else, {size}): `gputrace recover` shows it and removes it",
+            "{path} (messages that the recorder of process {} could not print, {size}): `gputrace recover` shows and removes it",
             log.pid
         )
     });
     let others = match left.n_of_others {
         0 => None,
-        1 => Some("1 ring belongs to another user, and was not opened".to_owned()),
-        n => Some(format!("{n} rings belong to other users, and were not opened")),
+        1 => Some("1 ring belongs to another user and was not opened".to_owned()),
+        n => Some(format!("{n} rings belong to other users and were not opened")),
     };
     rings.chain(logs).chain(others).collect()
 }
@@ -39,7 +39,7 @@ pub(crate) fn what_to_do(ring: &Ring) -> String {
         Fate::Ended => format!("process {pid} has ended; `{command}` makes a trace of it"),
         Fate::Runs => {
             let name = ring.program.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
-            format!("process {pid}{name} still runs; `{command}` goes on recording it")
+            format!("process {pid}{name} is still running; `{command}` continues its recording")
         }
         Fate::NothingRecorded => {
             format!("process {pid} ended before anything was recorded; `gputrace recover` removes it")
@@ -115,11 +115,11 @@ mod tests {
         let left = Left { rings, logs: vec![log], n_of_others: 2 };
         expect![[r#"
             /dev/shm/gputrace.0.7.ring (a ring without a recorder, 32.00 MiB, 0 s old): process 0 has ended; `gputrace recover /dev/shm/gputrace.0.7.ring` makes a trace of it
-            /dev/shm/gputrace.1.7.ring (a ring without a recorder, 32.00 MiB, 59 min old): process 1 (py\u{1b}thon) still runs; `gputrace recover /dev/shm/gputrace.1.7.ring` goes on recording it
+            /dev/shm/gputrace.1.7.ring (a ring without a recorder, 32.00 MiB, 59 min old): process 1 (py\u{1b}thon) is still running; `gputrace recover /dev/shm/gputrace.1.7.ring` continues its recording
             /dev/shm/gputrace.2.7.ring (a ring without a recorder, 32.00 MiB, 1 h old): process 2 ended before anything was recorded; `gputrace recover` removes it
             /dev/shm/gputrace.50.7.ring (a ring without a recorder, 32.00 MiB, 2 days old): it was made by another version of gputrace
-            /dev/shm/gputrace.9.7.log (what the recorder of process 9 could say nowhere else, 120 B): `gputrace recover` shows it and removes it
-            2 rings belong to other users, and were not opened"#]]
+            /dev/shm/gputrace.9.7.log (messages that the recorder of process 9 could not print, 120 B): `gputrace recover` shows and removes it
+            2 rings belong to other users and were not opened"#]]
         .assert_eq(&lines(&left).join("\n").replace('\u{1b}', "\\u{1b}"));
         assert!(lines(&Left::default()).is_empty());
     }

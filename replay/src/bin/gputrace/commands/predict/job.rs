@@ -63,7 +63,7 @@ fn by_rank(folder: &Path) -> anyhow::Result<Traces> {
             return Ok(Traces { by_rank, missing: vec![] });
         }
         [] => bail!(
-            "{}: nothing says which of its {} processes is which rank; name a trace of each run",
+            "{}: the ranks of its {} processes are not known; name one trace per run",
             shown(folder),
             participants.len()
         ),
@@ -81,7 +81,7 @@ fn by_rank(folder: &Path) -> anyhow::Result<Traces> {
     }
     let others = names(&participants, &alone);
     if !others.is_empty() {
-        complain!("{}: of no rank, and left out: {others}", folder.display());
+        complain!("{}: without a rank, and left out: {others}", folder.display());
     }
     let mut by_rank: BTreeMap<u32, PathBuf> = BTreeMap::new();
     let mut seen = BTreeSet::new();

@@ -37,12 +37,12 @@ impl Runs {
         for name in names {
             let place = format!("{{{name}}}");
             if !command.iter().any(|word| word.to_string_lossy().contains(&place)) {
-                bail!("the command does not say where the value of `{name}` goes; write {place} there");
+                bail!("the command does not use the value of `{name}`; write {place} in it");
             }
         }
         let is_taken = fs::read_dir(&folder).is_ok_and(|mut entries| entries.next().is_some());
         if is_taken {
-            bail!("{} has files; name a new folder for the traces (--traces)", shown(&folder));
+            bail!("{} is not empty; name a new folder for the traces (--traces)", shown(&folder));
         }
         fs::create_dir_all(&folder).with_context(|| format!("cannot make the folder {}", shown(&folder)))?;
         Ok(Runs { command, folder })
@@ -54,19 +54,19 @@ impl Runs {
         let file = words.replace('/', "_");
         let (folder, log) = (self.folder.join(&file), self.folder.join(format!("{file}.log")));
         fs::create_dir(&folder).with_context(|| format!("cannot make the folder {}", shown(&folder)))?;
-        complain!("predict: {words} runs; what it says goes to {}", log.display());
+        complain!("predict: {words} runs; its output goes to {}", log.display());
         let status = self.record(values, &folder, &log)?;
         let traces = paths(std::slice::from_ref(&folder)).unwrap_or_default();
         if traces.is_empty() {
             say_last_words(&log);
-            bail!("{words}: nothing was recorded: {status}; {} has what it said", shown(&log));
+            bail!("{words}: nothing was recorded: {status}; its output is in {}", shown(&log));
         }
         let mut wanted = false;
         for trace in &traces {
             // A program that has ended does not wait for its recorder.
             if gputrace_recorder::wait_for_recorder(trace) {
                 complain!(
-                    "{} is still being written: what comes later is not in this answer",
+                    "{} is still being written: this answer does not include later events",
                     trace.display()
                 );
             }
@@ -74,7 +74,7 @@ impl Runs {
         }
         if !status.success() && !wanted {
             say_last_words(&log);
-            bail!("{words} failed, and not for want of memory: {status}; {} has what it said", shown(&log));
+            bail!("{words} failed, but not for lack of memory: {status}; its output is in {}", shown(&log));
         }
         complain!("predict: {words} {}", if wanted { "ran out of memory" } else { "fits" });
         let traces = match <[PathBuf; 1]>::try_from(traces) {
@@ -133,7 +133,7 @@ fn say_last_words(log: &Path) {
     let said = String::from_utf8_lossy(&said);
     let lines: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).collect();
     for line in &lines[lines.len().saturating_sub(MOST_LINES)..] {
-        complain!("predict: it said: {line}");
+        complain!("predict: its output: {line}");
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
                 .map_err(|why| why.to_string())
         };
         let inside = folder.join("new/er");
-        assert!(new(&["train", "--batch"], &inside).unwrap_err().contains("write {batch} there"));
+        assert!(new(&["train", "--batch"], &inside).unwrap_err().contains("write {batch} in it"));
         assert_eq!(new(&["train", "{batch}"], &inside), Ok(()));
         assert!(new(&["train", "{batch}"], &folder).unwrap_err().contains("--traces"));
         fs::remove_dir_all(&folder).unwrap();

@@ -22,13 +22,11 @@ impl Search<'_> {
     /// Runs values, adds those that fit to the runs, and says in what is asked what was found.
     pub(super) fn check(&mut self) -> anyhow::Result<()> {
         if !self.asked.policies.is_empty() {
-            bail!(
-                "a command runs with the setting that it has itself: leave out --policy, or set PYTORCH_CUDA_ALLOC_CONF"
-            );
+            bail!("a command runs with its own setting: leave out --policy, or set PYTORCH_CUDA_ALLOC_CONF");
         }
-        let variable = self.asked.fit.clone().context("nothing is to be found")?;
+        let variable = self.asked.fit.clone().context("there is nothing to search")?;
         let [point] = &self.points(&variable)?[..] else {
-            bail!("--fit with a command finds the largest value at one point: give --at once at most");
+            bail!("--fit with a command finds the largest value at one point: give --at at most once");
         };
         let set = |value: u64| -> Values {
             let of = |(name, other): &(String, u64)| {
@@ -116,7 +114,7 @@ impl Search<'_> {
         let mut reply = reply(self.runs, &asked)?;
         match reply.json["fits"].take() {
             Json::Array(fits) if !fits.is_empty() => Ok(fits),
-            _ => bail!("nothing is predicted of it"),
+            _ => bail!("there is no prediction for it"),
         }
     }
 }

@@ -137,19 +137,19 @@ fn lines(outcome: &Outcome, program: &str) -> Vec<String> {
         if let Some(old) = &made.instead_of {
             let old = relative(old);
             lines.push(format!(
-                "{} was there before this run and is as it was; this run is in {}",
+                "{} existed before this run and is unchanged; this run is in {}",
                 shown(&old),
                 shown(&path)
             ));
         }
         if let End::Said { error: Some(error), .. } = &made.end {
-            lines.push(format!("{} is not whole: {error}", shown(&path)));
+            lines.push(format!("{} is incomplete: {error}", shown(&path)));
         }
     }
     for ring in &outcome.left {
         let ring = shown(ring);
         lines.push(format!(
-            "a recorder ended early, or never began; what it left is in {ring}: gputrace recover {ring}"
+            "a recorder ended early, or never started; its events are in {ring}: gputrace recover {ring}"
         ));
     }
     let failed = outcome.failures.iter().map(|why| match outcome.made.len() {
@@ -190,11 +190,11 @@ fn traces(made: &[Made]) -> String {
         facts.push(format!("{} events", count(n_events)));
         facts.push(match n_lost {
             0 => "none lost".to_owned(),
-            n => format!("{} lost (`gputrace doctor` says why)", count(n)),
+            n => format!("{} lost (`gputrace doctor` explains why)", count(n)),
         });
     }
     if n_running > 0 {
-        facts.push(format!("{n_running} of {} processes still run", made.len()));
+        facts.push(format!("{n_running} of {} processes are still running", made.len()));
     }
     if n_silent > 0 {
         facts.push(format!("{n_silent} without an end, because the recorder was ended"));
@@ -216,13 +216,13 @@ fn traces(made: &[Made]) -> String {
 fn why_nothing(program: &str) -> String {
     let off = std::env::var(variable(variables::SWITCH)).unwrap_or_default();
     if is_off(&off) {
-        return format!("GPUTRACE={off} switches the library off");
+        return format!("GPUTRACE={off} disables the library");
     }
-    let mut why = format!("neither {program} nor a program that it started made a CUDA context");
+    let mut why = format!("neither {program} nor any program that it started created a CUDA context");
     if crate::commands::doctor::libcuda().is_none() {
         why += " (libcuda.so.1 is not found on this machine)";
     }
-    format!("{why}; `gputrace doctor {program}` checks what can keep it from being seen")
+    format!("{why}; `gputrace doctor {program}` checks what may keep it from being seen")
 }
 
 /// As seen from here, where it is below.

@@ -125,7 +125,7 @@ pub(crate) fn start_witness(words: &[impl AsRef<OsStr>]) -> anyhow::Result<()> {
 pub(crate) fn detach(words: &[impl AsRef<OsStr>]) -> anyhow::Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(words).stdout(Stdio::null());
-    command.spawn().context("cannot start the process that waits")?;
+    command.spawn().context("cannot start the waiting process")?;
     Ok(())
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn detach(words: &[impl AsRef<OsStr>]) -> anyhow::Result<()> {
 /// It is not one.
 pub(crate) fn has_ended_by(patience: Duration) -> anyhow::Result<bool> {
     let input = std::io::stdin();
-    let patience = Timespec::try_from(patience).context("so long")?;
+    let patience = Timespec::try_from(patience).context("too long a time")?;
     match poll(&mut [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)], Some(&patience)) {
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),

@@ -138,8 +138,7 @@ fn why_nothing_is_known_of_the_driver_is_said_to_its_end() {
     let lines: Vec<String> =
         frame(&figures, &View::default(), 60, None).iter().map(|line| line.text()).collect();
     assert!(lines.iter().all(|line| line.chars().count() <= 60), "{lines:?}");
-    let said = "the driver was not asked (libnvidia-ml.so.1: cannot open shared object file: No such file or directory): processes that are \
-                not recorded are not shown";
+    let said = "the driver could not be queried (libnvidia-ml.so.1: cannot open shared object file: No such file or directory): processes that are not recorded are not shown";
     assert_eq!(lines[1..].join(" "), said);
 }
 
@@ -203,8 +202,8 @@ fn enter_shows_one_process_alone() {
               cuda:0       26.00 GiB held, at most 27.00 GiB; the driver charges 27.00 GiB, context about 518.0…
                 owners     PyTorch 24.00 GiB, NCCL 2.00 GiB
                 PyTorch    20.00 GiB allocated (20.00 GiB requested) of 24.00 GiB reserved; 16.7 % unused
-                pieces     321 segments, 700.00 MiB stranded, largest free piece 512.00 MiB
-                pool       (0, 1) 96.00 MiB reserved, 64.00 MiB allocated; nobody can use it
+                pieces     321 segments, 700.00 MiB stranded, largest free block 512.00 MiB
+                pool       (0, 1) 96.00 MiB reserved, 64.00 MiB allocated; nothing can use it
                 line          2.00 GiB  PyTorch  step (/job/train.py:32) in cross_entropy
               NCCL         2.00 GiB; communicators: 1, calls in flight: 1
                 in         all_reduce for 12.3 s  step (/job/train.py:41)

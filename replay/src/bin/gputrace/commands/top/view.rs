@@ -190,7 +190,7 @@ pub(super) fn frame(figures: &Figures, view: &View, width: usize, height: Option
 fn no_driver(why: &str) -> String {
     // Which library loads another is nothing that a user knows.
     let why = why.trim_start_matches("a libloading error occurred: ");
-    format!("the driver was not asked ({why}): processes that are not recorded are not shown")
+    format!("the driver could not be queried ({why}): processes that are not recorded are not shown")
 }
 
 /// A sentence in lines of so many columns, between its words.
@@ -247,7 +247,7 @@ fn help() -> Vec<Line> {
     let keys = [
         ("q, ctrl-c", "end"),
         ("up, down, j, k", "choose a row"),
-        ("enter, esc", "show its process alone, and all again"),
+        ("enter, esc", "show only its process, or all again"),
         ("s", "sort by the next column: held, reserved, unused, unaccounted, requests, pid"),
         ("/", "filter by program, trace, pod, container, job; enter ends, esc clears"),
         ("space, f", "freeze the picture"),
@@ -257,10 +257,10 @@ fn help() -> Vec<Line> {
     lines.extend(keys.map(|(key, what)| Line::of(format!("  {key:<16}"), Look::Bold).and(what, Look::Plain)));
     lines.push(Line::default());
     let words = [
-        "held: what the driver handed out; allocated, reserved: PyTorch's own figures",
+        "held: allocated from the driver; allocated, reserved: PyTorch's own figures",
         "unused: reserved and not allocated; stranded: of that, in segments with live blocks",
-        "unaccounted: what the driver charges the process and nothing explains",
-        "seen: how long ago the newest event was that has reached the trace",
+        "unaccounted: charged to the process by the driver, and not explained",
+        "seen: age of the newest event in the trace",
     ];
     lines.extend(words.map(|text| Line::of(format!("  {text}"), Look::Dim)));
     lines
@@ -328,7 +328,7 @@ fn card_lines(figures: &Figures, card: &Card, width: usize) -> Vec<Line> {
     if let Some(clients) = card.mps_clients.as_ref().filter(|clients| !clients.is_empty()) {
         let clients: Vec<String> = clients.iter().map(ToString::to_string).collect();
         let text = format!(
-            "  under MPS: {}; what its server holds for them all is nobody's own",
+            "  under MPS: {}; no process is charged with its server's own memory",
             clients.join(", ")
         );
         lines.push(Line::of(text, Look::Dim));
@@ -472,14 +472,14 @@ fn device_lines(device: &DeviceFigures, most: usize, fact: &dyn Fn(&str, String)
         lines.push(fact(
             "  pieces",
             format!(
-                "{} segments, {} stranded, largest free piece {}",
+                "{} segments, {} stranded, largest free block {}",
                 count(torch.segments),
                 iec(torch.stranded_bytes),
                 iec(torch.largest_free_bytes)
             ),
         ));
         for pool in &torch.pools {
-            let gone = if pool.abandoned { "; nobody can use it" } else { "" };
+            let gone = if pool.abandoned { "; nothing can use it" } else { "" };
             let (reserved, allocated) = (iec(pool.reserved_bytes), iec(pool.allocated_bytes));
             lines.push(fact(
                 "  pool",
@@ -529,10 +529,10 @@ fn doubts(process: &ProcessFigures) -> Vec<String> {
     }
     doubts.extend(process.damage.iter().map(|damage| clean(damage)));
     if process.behind {
-        doubts.push("there is more in the trace than has been read".to_owned());
+        doubts.push("more of the trace has not been read yet".to_owned());
     }
     if process.state == "not written" {
-        doubts.push("its recorder is not seen, and the trace has no end: it may be of another host, or its recorder was killed".to_owned());
+        doubts.push("its recorder is not visible, and the trace has no end: it may be from another host, or its recorder was killed".to_owned());
     }
     doubts
 }

@@ -122,7 +122,7 @@ fn begin(trace: &Path, object: &Path, force: bool) -> anyhow::Result<Upload> {
     let us = rustix::process::geteuid().as_raw();
     let is_ours = |file: std::fs::Metadata| file.is_file() && file.uid() == us;
     if !trace.symlink_metadata().is_ok_and(is_ours) {
-        anyhow::bail!("{} is no longer the file that the recorder made: it is not sent", shown(trace));
+        anyhow::bail!("{} is no longer the file that the recorder wrote: it is not sent", shown(trace));
     }
     begun(trace, object)
 }

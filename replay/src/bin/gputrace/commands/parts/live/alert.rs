@@ -60,7 +60,7 @@ impl FromStr for Alert {
 
     fn from_str(text: &str) -> Result<Alert, String> {
         const HELP: &str = "write used>90%, held>60GiB, reserved>80%, allocated>40GiB, unused>30%, unaccounted>1GiB, nccl>60s, hang>120s or growth>10MiB/step";
-        let wrong = || format!("`{text}` is no condition; {HELP}");
+        let wrong = || format!("`{text}` is not a condition; {HELP}");
         let (name, bound) = text.split_once('>').ok_or_else(wrong)?;
         let (name, bound) = (name.trim(), bound.trim());
         let quantity = QUANTITIES.iter().find(|(known, _)| *known == name).ok_or_else(wrong)?.1;

@@ -67,7 +67,7 @@ impl Which {
                 for file in files {
                     anyhow::ensure!(
                         file.is_file(),
-                        "{}: no trace, no folder and no number of a process",
+                        "{}: not a trace, a folder or a process number",
                         file.display()
                     );
                 }
@@ -108,13 +108,12 @@ impl Which {
             return None;
         }
         Some(match self {
-            Which::All => "no process of this user is being recorded: start one with `gputrace record -- PROGRAM`; \
-                           recorders that /proc does not show (hidepid, another PID namespace) are found by their folder: `gputrace top FOLDER`"
+            Which::All => "no process of this user is being recorded: start one with `gputrace record -- PROGRAM`. If /proc does not show its recorder (hidepid, another PID namespace), name its folder: `gputrace top FOLDER`"
                 .to_owned(),
-            Which::Process(pid) => format!("process {pid}, and what it started, is not being recorded"),
+            Which::Process(pid) => format!("process {pid} and its child processes are not being recorded"),
             Which::Job(_) => "no process of the job is being recorded".to_owned(),
             Which::Folder(folder) => format!("no trace in {} is being written", folder.display()),
-            Which::Traces(_) => "the traces are gone".to_owned(),
+            Which::Traces(_) => "the traces no longer exist".to_owned(),
         })
     }
 }

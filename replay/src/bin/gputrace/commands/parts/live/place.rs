@@ -30,7 +30,7 @@ pub(crate) fn of(pid: Option<u32>, recorded: &[(String, String)]) -> Surrounding
     let kept = |name: &str| recorded.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
     let mut found = Surroundings { slurm_job: JOBS.iter().find_map(|name| kept(name)), ..Default::default() };
     let Some(pid) = pid else {
-        found.unknown = Some("the process is not to be seen from here".to_owned());
+        found.unknown = Some("the process is not visible from here".to_owned());
         return found;
     };
     match text_of_proc(&format!("/proc/{pid}/cgroup")) {
