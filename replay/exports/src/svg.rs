@@ -60,7 +60,9 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
     "Frame:".clone_into(&mut options.name_type);
     // A line of the program is known by its beginning.
     options.text_truncate_direction = TextTruncateDirection::Right;
-    options.bgcolors = Some(BackgroundColor::Flat(WHITE));
+    // What has not changed is nearly white.
+    let ground = if before.is_some() { GROUND } else { WHITE };
+    options.bgcolors = Some(BackgroundColor::Flat(ground));
     options.palette_map = Some(&mut palette);
     // The same picture for the same trace.
     options.hash = true;
@@ -98,6 +100,7 @@ const fn color(rgb: u32) -> Color {
 }
 
 const WHITE: Color = color(0xffffff);
+const GROUND: Color = color(0xdfe4e8);
 /// Frames that several owners have a part in.
 const SHARED: Color = color(0xd0d5d9);
 
