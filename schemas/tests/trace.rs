@@ -633,7 +633,7 @@ fn blocks_that_lie_about_themselves_are_damage() {
     };
     for kind in 1..=3 {
         check(block(kind, 1, 100, &zeros, 0), "Destination buffer is too small");
-        check(block(kind, 1, 200, &small, 0), "unfolds to 100 bytes instead of 200");
+        check(block(kind, 1, 200, &small, 0), "decompresses to 100 bytes instead of 200");
         check(block(kind, 1, 65 << 20, &zeros, 0), "no block header here (Length)");
         check(block(kind, 1, 100, b"no zstd at all", 0), "nknown frame");
     }

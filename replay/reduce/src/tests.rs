@@ -139,7 +139,7 @@ fn the_budget_of_a_server_is_that_of_its_trace() {
     assert!(of_trace.part.sections.len() > 1, "{:?}", of_trace.part.sections);
     let trains = summary(&Source::open(&golden().join("varying-lengths.gtr")).unwrap());
     let why = trains.budget().err().expect("a program that trains has no budget in its summary").to_string();
-    assert!(why.contains("serves nothing needs the trace"), "{why}");
+    assert!(why.contains("does not serve requests needs the trace"), "{why}");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn what_is_cut_or_of_another_version_or_no_summary_is_said_clearly() {
     let at = other.windows(18).position(|it| it == b"gputrace.summary/1").unwrap();
     other[at + 17] = b'9';
     let error = said(&other);
-    let known = error.contains("the shape gputrace.summary/9") && error.contains("reads gputrace.summary/1");
+    let known = error.contains("format gputrace.summary/9") && error.contains("reads gputrace.summary/1");
     assert!(known && error.contains("job/rank3.gtr again"), "{error}");
     let summary = Summary::of(Path::new("s.parquet"), bytes).unwrap();
     let error = summary.lacks("replay").to_string();

@@ -188,7 +188,7 @@ fn a_replay_and_its_advice_begin_with_the_answer() {
         caught-oom.gtr, cuda:0, PyTorch 2.11
 
         What to set
-          no setting makes it fit: any allocator needs 353.03 MiB at once
+          no setting makes it fit: any allocator needs 353.03 MiB at once, and the context and others take 650.00 MiB of the limit
           does not fit: limit 1.00 GiB = PyTorch 302.00 MiB + CUDA context 520.00 MiB + cuBLAS 128.25 MiB + page rounding 1.75 MiB + free 72.00 MiB, and 64.00 MiB more were requested
           out of memory at request 57 of 62: 64.00 MiB requested, 302.00 MiB reserved, 289.03 MiB in use
           reserved at best                342.00 MiB

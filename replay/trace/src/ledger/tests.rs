@@ -206,8 +206,8 @@ fn what_was_not_seen_is_a_finding() {
               torch: 0+ 1- 0 ooms, peaks 0 allocated 0 reserved 0 requested, device 0+ 0-
             ! 1 times: PyTorch block freed without a recorded allocation (allocated before the trace began, or events were lost)
             ! 1 times: address and length do not match (the trace is damaged)
-            ! 1 times: freed without a recorded allocation (allocated before the trace began, or events were lost)
             ! 1 times: allocated again without a recorded free (events were lost)
+            ! 1 times: freed without a recorded allocation (allocated before the trace began, or events were lost)
             ! 3 times: handle used without a recorded creation (created before the trace began, or events were lost)
             ! 1 times: unmapped without a recorded mapping
         "#]],
