@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,6 @@ import zipfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NEWEST_GLIBC = (2, 17)
 MOST_BYTES = 12 << 20
-TARGET = "x86_64-unknown-linux-gnu"
 # What is put into time stamps: seconds since 1970 (reproducible-builds.org/docs/source-date-epoch).
 EPOCH = int(os.environ.get("SOURCE_DATE_EPOCH", "315532800"))
 LICENCES = ["LICENSE-APACHE", "LICENSE-MIT"]
@@ -36,15 +36,22 @@ def main():
     for name in ["program", "library", "out"]:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--any-glibc", action="store_true", help="for a trial on this machine alone")
+    parser.add_argument("--arch", choices=["x86_64", "aarch64"], default="x86_64", help="the processor that the files are for")
+    parser.add_argument("--inside", default="", help="the command that runs programs of another processor, and has its objcopy")
     arguments = parser.parse_args()
+    inside = shlex.split(arguments.inside)
+    objcopy = [*inside, f"{arguments.arch}-linux-gnu-objcopy"] if inside else ["objcopy"]
     os.makedirs(arguments.out, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         binaries = {}
         for name, path in [("gputrace", arguments.program), ("libgputrace.so", arguments.library)]:
             if not arguments.any_glibc:
                 check_glibc(path)
-            binaries[name] = stripped(path, name, scratch, os.path.join(arguments.out, "debug"))
-        made = wheel(binaries) if arguments.what == "wheel" else tarball(binaries, manual(arguments.program, scratch))
+            binaries[name] = stripped(objcopy, path, name, scratch, os.path.join(arguments.out, "debug"))
+        if arguments.what == "wheel":
+            made = wheel(arguments.arch, binaries)
+        else:
+            made = tarball(arguments.arch, binaries, manual([*inside, os.path.abspath(arguments.program)], scratch))
     name, data = made
     if len(data) > MOST_BYTES:
         sys.exit(f"pack.py: {name} has {len(data)} bytes, and may have {MOST_BYTES}")
@@ -54,13 +61,13 @@ def main():
     print(f"{path}: {len(data) / 2**20:.2f} MiB, {hashlib.sha256(data).hexdigest()}")
 
 
-def stripped(path, name, scratch, debug):
+def stripped(objcopy, path, name, scratch, debug):
     """The file's bytes without debug information, which is kept in a file of its own that debuggers find by name."""
     os.makedirs(debug, exist_ok=True)
     symbols, bare = os.path.join(debug, name + ".debug"), os.path.join(scratch, name)
-    run("objcopy", "--only-keep-debug", path, symbols)
+    run(*objcopy, "--only-keep-debug", path, symbols)
     os.chmod(symbols, 0o644)
-    run("objcopy", "--strip-all", f"--add-gnu-debuglink={symbols}", path, bare)
+    run(*objcopy, "--strip-all", f"--add-gnu-debuglink={symbols}", path, bare)
     return read(bare)
 
 
@@ -81,9 +88,9 @@ def version():
     return found
 
 
-def wheel(binaries):
+def wheel(arch, binaries):
     """(name, bytes): https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
-    name, tag = f"gputrace-{version()}", "py3-none-manylinux_2_17_x86_64"
+    name, tag = f"gputrace-{version()}", f"py3-none-manylinux_2_17_{arch}"
     info = f"{name}.dist-info"
     files = {}
     source = f"{ROOT}/python/src"
@@ -94,7 +101,7 @@ def wheel(binaries):
         files[f"gputrace/bin/{file}"] = data
     for file in LICENCES:
         files[f"{info}/licenses/{file}"] = read(f"{ROOT}/{file}")
-    files[f"{info}/licenses/THIRD-PARTY.txt"] = third_party()
+    files[f"{info}/licenses/THIRD-PARTY.txt"] = third_party(arch)
     files[f"{info}/METADATA"] = metadata().encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: pack.py\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     files[f"{info}/entry_points.txt"] = (
@@ -141,9 +148,9 @@ Description-Content-Type: text/markdown
 {read(f"{ROOT}/python/README.md").decode()}"""
 
 
-def tarball(binaries, pages):
+def tarball(arch, binaries, pages):
     """(name, bytes): to be unpacked into /usr/local, or anywhere."""
-    name = f"gputrace-{version()}-x86_64-linux"
+    name = f"gputrace-{version()}-{arch}-linux"
     files = {"bin/gputrace": binaries["gputrace"], "lib/libgputrace.so": binaries["libgputrace.so"], **pages}
     shared = "share/doc/gputrace"
     for file in ["README.md", "CHANGELOG.md", "SECURITY.md", "schemas/FORMAT.md", *LICENCES]:
@@ -152,7 +159,7 @@ def tarball(binaries, pages):
         if file.endswith(".md"):
             files[f"{shared}/docs/{file}"] = read(f"{ROOT}/docs/{file}")
     files[f"{shared}/skills/gputrace/SKILL.md"] = read(f"{ROOT}/skills/gputrace/SKILL.md")
-    files[f"{shared}/THIRD-PARTY.txt"] = third_party()
+    files[f"{shared}/THIRD-PARTY.txt"] = third_party(arch)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path, data in sorted(files.items()):
@@ -165,7 +172,7 @@ def tarball(binaries, pages):
 
 def manual(program, scratch):
     """Manual pages and completions, where systems look for them below a prefix."""
-    run(program, "manual", scratch)
+    run(*program, "manual", scratch)
     places = {
         "gputrace.bash": "share/bash-completion/completions/gputrace",
         "_gputrace": "share/zsh/site-functions/_gputrace",
@@ -177,9 +184,9 @@ def manual(program, scratch):
     return files
 
 
-def third_party():
+def third_party(arch):
     """The licences of all crates that are in the binaries."""
-    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", "gputrace/objects,gputrace/mcp", "--filter-platform", TARGET]
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", "gputrace/objects,gputrace/mcp", "--filter-platform", f"{arch}-unknown-linux-gnu"]
     packages = json.loads(run(*command, cwd=ROOT))
     by_id = {package["id"]: package for package in packages["packages"]}
     nodes = {node["id"]: node for node in packages["resolve"]["nodes"]}
