@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm deb sbom release fresh-deb
+.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm deb sbom release fresh-deb arm-short arm-portable arm-wheel arm-dist
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -135,12 +135,15 @@ objects: build ## Read and write traces in stores that start here, from their pa
 	tests/objects/setup.sh target/objects
 	python3 tests/objects/objects.py $(RELEASE) target/objects target/objects/job
 
-# In a Debian of its own below target/arm, which `mmdebstrap` makes of the mirror (ARM_MIRROR=URL names another).
-arm: build ## Build for AArch64, run it under QEMU, and hold its report against that of x86-64
-	@tests/arm/setup.sh target/arm || { [ $$? = 77 ] && exit 0; } && if [ -e target/arm/ready ]; then \
-	  tests/arm/inside.sh target/arm build cargo build --offline --release -p gputrace-shim -p gputrace -p gputrace-fake-cuda \
-	    --lib --bin gputrace --bin fake-cuda && \
-	  python3 tests/arm/check.py target/arm $(RELEASE); fi
+# In a Debian of its own below target/arm, which `mmdebstrap` makes of the mirror (ARM_MIRROR=URL names another). `make arm ARM_PARTS=demo`
+# is what `make arm-short` does: tests/arm/run.sh.
+ARM_PARTS :=
+arm: build ## Build for AArch64, run it under QEMU, and hold its reports, stacks and allocators against those of x86-64
+	tests/arm/run.sh target/arm $(RELEASE) $(ARM_PARTS)
+
+# Unoptimised: less is compiled than run.
+arm-short: build ## Build for AArch64, run the demo under QEMU, and hold its report against that of x86-64
+	ARM_ENVIRONMENT="CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_DEBUG=0" tests/arm/run.sh target/arm $(RELEASE) demo
 
 mcp: ## Ask `gputrace mcp` by the protocol's own client library, and as nobody should
 	cargo test -p gputrace --features mcp --bin gputrace mcp::
@@ -235,6 +238,25 @@ fresh-deb: build target/tools/bin/cargo-deb ## Install the Debian package in a f
 	packaging/deb.sh --any-glibc --program $(RELEASE)/gputrace --library $(RELEASE)/libgputrace.so
 	driver=$$(dirname "$$(ls -t target/release/build/*/out/libcuda.so.1 | head -1)"); \
 	  python3 packaging/fresh_deb.py target/dist/gputrace_*.deb --driver "$$driver" --demo "$$driver/demo" || [ $$? = 77 ]
+
+# The same for AArch64, in the Debian of `make arm`, whose Rust has a standard library for it.
+ARM_TARGET := aarch64-unknown-linux-gnu
+ARM_PORTABLE := target/arm/portable/$(ARM_TARGET)/release
+ARM_PACK := python3 packaging/pack.py --arch aarch64 --inside "tests/arm/inside.sh target/arm run"
+
+arm-portable: $(ZIG)/cargo-zigbuild
+	tests/arm/setup.sh target/arm
+	cargo fetch --quiet --locked --target $(ARM_TARGET)
+	ARM_ENVIRONMENT="CARGO_PROFILE_RELEASE_LTO=thin CARGO_PROFILE_RELEASE_OPT_LEVEL=3 CARGO_TARGET_DIR=$(CURDIR)/target/arm/portable" \
+	  tests/arm/inside.sh target/arm build cargo build --offline --locked --release -p gputrace-shim
+	ARM_ENVIRONMENT="CARGO_PROFILE_RELEASE_LTO=thin CARGO_PROFILE_RELEASE_OPT_LEVEL=3 CARGO_TARGET_DIR=$(CURDIR)/target/arm/portable" \
+	  tests/arm/inside.sh target/arm build tests/arm/zigbuild.sh $(CURDIR)/$(ZIG) --release -p gputrace --bin gputrace --features objects,mcp
+
+arm-wheel: arm-portable
+	$(ARM_PACK) wheel --program $(ARM_PORTABLE)/gputrace --library $(ARM_PORTABLE)/libgputrace.so --out target/dist
+
+arm-dist: arm-portable
+	$(ARM_PACK) tarball --program $(ARM_PORTABLE)/gputrace --library $(ARM_PORTABLE)/libgputrace.so --out target/dist
 
 # Debian's mirror is needed, and namespaces of one's own. FRESH_PYTHON names the folder of another Python to try.
 fresh: build ## Install the wheel in a fresh Debian without Rust, and hold what docs/INSTALL.md shows

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,6 @@ except ModuleNotFoundError:  # Python before 3.11: pip has it, under its first n
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NEWEST_GLIBC = (2, 17)
 MOST_BYTES = 12 << 20
-TARGET = "x86_64-unknown-linux-gnu"
 LICENCES = ["LICENSE-APACHE", "LICENSE-MIT"]
 THIRD_PARTY = "THIRD-PARTY.txt"
 
@@ -42,21 +42,29 @@ def main():
     for name in ["program", "library", "out"]:
         parser.add_argument(f"--{name}")
     parser.add_argument("--any-glibc", action="store_true", help="for a trial on this machine alone")
+    parser.add_argument("--arch", choices=["x86_64", "aarch64"], default="x86_64", help="the processor that the files are for")
+    parser.add_argument("--inside", default="", help="the command that runs programs of another processor, and has its objcopy")
     arguments = parser.parse_args()
     if arguments.what == "epoch":
         return print(EPOCH)
     if not (arguments.program and arguments.library and arguments.out):
         parser.error("--program, --library and --out are missing")
+    arch, inside = arguments.arch, shlex.split(arguments.inside)
+    objcopy = [*inside, f"{arch}-linux-gnu-objcopy"] if inside else ["objcopy"]
     os.makedirs(arguments.out, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         binaries = {}
         for name, path in [("gputrace", arguments.program), ("libgputrace.so", arguments.library)]:
             if not arguments.any_glibc:
                 check_glibc(path)
-            binaries[name] = stripped(path, name, scratch, os.path.join(arguments.out, "debug"))
-        if arguments.what == "tree":
-            return tree(binaries, manual(arguments.program, scratch), arguments.out)
-        name, data = wheel(binaries) if arguments.what == "wheel" else tarball(binaries, manual(arguments.program, scratch))
+            binaries[name] = stripped(objcopy, path, name, scratch, os.path.join(arguments.out, "debug"))
+        if arguments.what == "wheel":
+            name, data = wheel(arch, binaries)
+        else:
+            pages = manual([*inside, os.path.abspath(arguments.program)], scratch)
+            if arguments.what == "tree":
+                return tree(arch, binaries, pages, arguments.out)
+            name, data = tarball(arch, binaries, pages)
     if len(data) > MOST_BYTES:
         sys.exit(f"pack.py: {name} has {len(data)} bytes, and may have {MOST_BYTES}")
     path = os.path.join(arguments.out, name)
@@ -65,13 +73,13 @@ def main():
     print(f"{path}: {len(data) / 2**20:.2f} MiB, {hashlib.sha256(data).hexdigest()}")
 
 
-def stripped(path, name, scratch, debug):
+def stripped(objcopy, path, name, scratch, debug):
     """The file's bytes without debug information, which is kept in a file of its own that debuggers find by name."""
     os.makedirs(debug, exist_ok=True)
     symbols, bare = os.path.join(debug, name + ".debug"), os.path.join(scratch, name)
-    run("objcopy", "--only-keep-debug", path, symbols)
+    run(*objcopy, "--only-keep-debug", path, symbols)
     os.chmod(symbols, 0o644)
-    run("objcopy", "--strip-all", f"--add-gnu-debuglink={symbols}", path, bare)
+    run(*objcopy, "--strip-all", f"--add-gnu-debuglink={symbols}", path, bare)
     return read(bare)
 
 
@@ -92,9 +100,9 @@ def version():
     return found
 
 
-def wheel(binaries):
+def wheel(arch, binaries):
     """(name, bytes): https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
-    name, tag = f"gputrace-{version()}", "py3-none-manylinux_2_17_x86_64"
+    name, tag = f"gputrace-{version()}", f"py3-none-manylinux_2_17_{arch}"
     info = f"{name}.dist-info"
     files = {}
     source = f"{ROOT}/python/src"
@@ -105,7 +113,7 @@ def wheel(binaries):
         files[f"gputrace/bin/{file}"] = data
     for file in LICENCES:
         files[f"{info}/licenses/{file}"] = read(f"{ROOT}/{file}")
-    files[f"{info}/licenses/{THIRD_PARTY}"] = third_party()
+    files[f"{info}/licenses/{THIRD_PARTY}"] = third_party(arch)
     files[f"{info}/METADATA"] = metadata().encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: pack.py\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     files[f"{info}/entry_points.txt"] = entry_points().encode()
@@ -155,12 +163,12 @@ def pyproject():
     return tomllib.loads(read(f"{ROOT}/python/pyproject.toml").decode())["project"]
 
 
-def tarball(binaries, pages):
+def tarball(arch, binaries, pages):
     """(name, bytes): to be unpacked into /usr/local, or anywhere."""
-    name = f"gputrace-{version()}-x86_64-linux"
+    name = f"gputrace-{version()}-{arch}-linux"
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path, data in sorted(prefix(binaries, pages, [*LICENCES]).items()):
+        for path, data in sorted(prefix(arch, binaries, pages, [*LICENCES]).items()):
             entry = tarfile.TarInfo(f"{name}/{path}")
             entry.size, entry.mtime = len(data), EPOCH
             entry.mode = 0o755 if path.startswith(("bin/", "lib/")) else 0o644
@@ -168,11 +176,11 @@ def tarball(binaries, pages):
     return f"{name}.tar.gz", gzip.compress(packed.getvalue(), 9, mtime=0)
 
 
-def tree(binaries, pages, out):
+def tree(arch, binaries, pages, out):
     """The same as files of a folder, with what Debian wants instead of the licences' texts: a copyright file, and a changelog of its form."""
     when = time.strftime("%a, %d %b %Y %H:%M:%S +0000", time.gmtime(EPOCH))
     who = re.search(r'(?m)^maintainer = "(.*)"$', read(f"{ROOT}/replay/Cargo.toml").decode())[1]
-    files = prefix(binaries, pages, [])
+    files = prefix(arch, binaries, pages, [])
     files["copyright"] = copyright(who.split(" <")[0]).encode()
     files["changelog"] = (
         f"gputrace ({version()}-1) unstable; urgency=medium\n\n  * Release {version()}: changelog.gz has what is new.\n\n -- {who}  {when}\n"
@@ -207,7 +215,7 @@ License: Apache-2.0
 """
 
 
-def prefix(binaries, pages, licences):
+def prefix(arch, binaries, pages, licences):
     """What lies below a prefix, by path."""
     files = {"bin/gputrace": binaries["gputrace"], "lib/libgputrace.so": binaries["libgputrace.so"], **pages}
     shared = "share/doc/gputrace"
@@ -217,13 +225,13 @@ def prefix(binaries, pages, licences):
         if file.endswith(".md"):
             files[f"{shared}/docs/{file}"] = read(f"{ROOT}/docs/{file}")
     files[f"{shared}/skills/gputrace/SKILL.md"] = read(f"{ROOT}/skills/gputrace/SKILL.md")
-    files[f"{shared}/{THIRD_PARTY}"] = third_party()
+    files[f"{shared}/{THIRD_PARTY}"] = third_party(arch)
     return files
 
 
 def manual(program, scratch):
     """Manual pages and completions, where systems look for them below a prefix."""
-    run(program, "manual", scratch)
+    run(*program, "manual", scratch)
     places = {
         "gputrace.bash": "share/bash-completion/completions/gputrace",
         "_gputrace": "share/zsh/site-functions/_gputrace",
@@ -235,9 +243,9 @@ def manual(program, scratch):
     return files
 
 
-def third_party():
+def third_party(arch):
     """The licences of all crates that are in the binaries, or that wrote code of theirs."""
-    others = crates(with_macros=True)
+    others = crates(arch, with_macros=True)
     text = ["gputrace has these in it, unchanged, each under its own licence."]
     for package in others:
         text.append(f"\n{'=' * 80}\n{package['name']} {package['version']}: {package['license']}\n{package['repository'] or ''}\n")
@@ -248,16 +256,16 @@ def third_party():
     return "\n".join(text).encode()
 
 
-def crates(with_macros):
+def crates(arch, with_macros):
     """What cargo knows of each crate that is in the binaries, beside ours: their normal dependencies, with the features that packages have.
     Macros and build scripts run while gputrace is built, and are not in it; macros write code that is."""
     edges = "normal" if with_macros else "normal,no-proc-macro"
     used = set()
     for package, features in [("gputrace", "objects,mcp"), ("gputrace-shim", "")]:
-        tree = run("cargo", "tree", "--locked", "--package", package, "--features", features, "--edges", edges, "--target", TARGET,
+        tree = run("cargo", "tree", "--locked", "--package", package, "--features", features, "--edges", edges, "--target", f"{arch}-unknown-linux-gnu",
                    "--prefix", "none", "--no-dedupe", "--format", "{p}", cwd=ROOT)
         used |= {tuple(line.split()[:2]) for line in tree.splitlines()}
-    known = json.loads(run("cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", TARGET, "--features",
+    known = json.loads(run("cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", f"{arch}-unknown-linux-gnu", "--features",
                            "gputrace/objects,gputrace/mcp", cwd=ROOT))["packages"]
     others = [package for package in known if package["source"] and (package["name"], f"v{package['version']}") in used]
     return sorted(others, key=lambda package: (package["name"], package["version"]))

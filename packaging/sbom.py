@@ -30,7 +30,7 @@ def main():
         licenses=[LicenseExpression(pack.pyproject()["license"])]
     )
     sums = checksums()
-    components = [crate(package, sums[package["name"], package["version"]]) for package in pack.crates(with_macros=False)]
+    components = [crate(package, sums[package["name"], package["version"]]) for package in pack.crates("x86_64", with_macros=False)]
     components.append(standard_library())
     for component in components:
         bom.components.add(component)

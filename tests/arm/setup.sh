@@ -5,7 +5,8 @@
 #   tests/arm/setup.sh FOLDER
 #
 # Exits with 77 and says why, where that cannot be had. Does nothing where it is there already, unless this file has changed.
-# ARM_MIRROR and ARM_SUITE name another mirror and another suite; Debian's stable has an older Rust than this needs.
+# ARM_MIRROR and ARM_SUITE name another mirror and another suite; Debian's stable has an older Rust than this needs. A mirror that takes
+# longer than ARM_SETUP_SECONDS (600) is given up.
 set -eu
 folder=$1
 mirror=${ARM_MIRROR:-http://deb.debian.org/debian}
@@ -36,7 +37,7 @@ cd /
 rm -r "$1/tmp/arm64"
 END
 # A mirror's suite may be older than it says it may be.
-mmdebstrap --variant=extract --architectures=amd64,arm64 --extract-hook="sh '$folder/arm64.sh' \"\$1\"" \
+timeout "${ARM_SETUP_SECONDS:-600}" mmdebstrap --variant=extract --architectures=amd64,arm64 --extract-hook="sh '$folder/arm64.sh' \"\$1\"" \
   --aptopt='Acquire::Check-Valid-Until "false"' --aptopt='APT::Install-Recommends "false"' \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
   --dpkgopt='path-exclude=/usr/bin/qemu-*' --dpkgopt='path-include=/usr/bin/qemu-aarch64' --dpkgopt='path-exclude=/usr/bin/*-lto-dump-*' \

@@ -16,7 +16,8 @@ driver.cuCtxSetCurrent(ctx)
 def frames(frame):
     found = []
     while frame is not None:
-        found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname])
+        code = frame.f_code
+        found.append([code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name)])
         frame = frame.f_back
     return found
 

@@ -130,7 +130,7 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
     };
     let failed = stream.ooms.last().map(|oom| {
         format!(
-            "the run ran out of memory: the {} that it could not get, and what it would have asked for after that, come on top",
+            "the run ran out of memory: add the {} that it could not get, and what it would have requested later",
             iec(oom.rounded)
         )
     });

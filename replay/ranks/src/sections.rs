@@ -118,7 +118,7 @@ impl JobReport {
                 Mood::Good,
                 format!(
                     "consistent{}: {} calls of {} ranks match{}",
-                    if self.running { " so far" } else { "" },
+                    if self.running { " until now" } else { "" },
                     words::count(self.calls),
                     self.ranks.len(),
                     self.behind()

@@ -91,7 +91,7 @@ fn previous(facts: &Facts<'_>) -> Option<Case> {
     let held = facts.holders().find(|holder| is_before(facts, holder))?;
     Some(Case {
         what: format!(
-            "this line asks for {} while the {} that it made before are still held ({} in use)",
+            "this line requests {} while its earlier result of {} is still held ({} in use)",
             bytes(error.requested.unwrap_or(error.bytes)),
             bytes(held.bytes),
             bytes(error.allocated)
@@ -100,7 +100,7 @@ fn previous(facts: &Facts<'_>) -> Option<Case> {
         bytes: held.bytes,
         sure: "certain of the line and the sizes; what refers to the earlier result is not recorded".into(),
         fix: Fix::words(
-            "`del` the earlier result before this line runs again: a variable keeps it until it is assigned anew",
+            "`del` the earlier result before this line runs again: a variable keeps it until it is assigned again",
             format!("needs up to {} less at that moment", bytes(held.bytes)),
         ),
         verb: "oom",
