@@ -240,7 +240,7 @@ def a_recorder_that_ends_at_once_is_said(desk):
 @point("medium 1", "`no such command`")
 def a_misspelt_option_is_not_the_command(desk):
     seen = desk.sh("gputrace record --stack python -- true")
-    must(seen.code == 2 and "'--stacks'" in seen.err, seen)
+    must(seen.code == 125 and "'--stacks'" in seen.err, seen)
     return seen.line("tip")
 
 
@@ -338,8 +338,8 @@ def what_takes_long_says_so_on_a_terminal(desk):
     sources = {os.path.relpath(path, commands): open(path).read() for folder, _, names in os.walk(commands) for path in
                (os.path.join(folder, name) for name in names) if path.endswith(".rs")}
     users = sorted(name for name, text in sources.items() if "Working" in text)
-    must("show.rs" in users and "from_secs(2)" in sources["working.rs"], str(users))
-    return f"a line that moves, after two seconds, for whatever reads traces or replays ({', '.join(users)}); 3 M events: docs/COST.md"
+    must("show.rs" in users and "Duration::from_secs(1)" in sources["working.rs"], str(users))
+    return f"a line that moves, after a second, for whatever reads traces or replays ({', '.join(users)}); 3 M events: docs/COST.md"
 
 
 @point("medium 13", "folders are refused by four verbs, snapshots in folders by all")

@@ -74,7 +74,7 @@ fn a_program_that_fails_for_another_reason_ends_the_search() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("batch=4 failed, but not for lack of memory: exit status: 3"), "{said}");
-    assert!(said.contains("it said: done\n"), "{said}");
+    assert!(said.contains("its output: done\n"), "{said}");
 }
 
 #[test]

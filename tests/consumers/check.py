@@ -190,7 +190,10 @@ def svg(file, process, device, folder):
     root = xml.etree.ElementTree.parse(file).getroot()
     titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
     whole = next(title for title in titles if title.startswith("all ("))
-    same("peak", int(re.search(r"\(([\d,]+) bytes", whole)[1].replace(",", "")), device["driver"]["peak_bytes"])
+    # As people read it, with two digits.
+    number, unit = re.match(r"all \(([\d.]+) ([KMGT]?i?B)", whole).groups()
+    size = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
+    same("peak", number, f"{device['driver']['peak_bytes'] / size:.2f}")
 
 
 @consumer
