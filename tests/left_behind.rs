@@ -125,7 +125,10 @@ echo "status $?"
     // Those of processes that have ended, once; nothing is wrong with any.
     let recovered = read(&folder, "recover.txt");
     assert_eq!(recovered.matches("events of process").count(), 2, "{recovered}");
-    assert!(recovered.contains("of process 4194002:\n  gputrace: the disk is full\n  \\u{1b}[31mred\n"), "{recovered}");
+    assert!(
+        recovered.contains("of process 4194002:\n  gputrace: the disk is full\n  \\u{1b}[31mred\n"),
+        "{recovered}"
+    );
     assert!(recovered.contains("nothing was recorded in it; removed"), "{recovered}");
     assert_eq!(read(&folder, "errors.txt"), "");
     // The one that ran is left, then it has ended, and what is not a ring is an error that keeps it from nothing.

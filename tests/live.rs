@@ -172,7 +172,10 @@ fn top_shows_what_a_running_program_holds_and_who_else_has_memory() {
     // Somebody else's process is not ours to follow.
     let none = top(&stranger.pid().to_string(), &state);
     assert_eq!(none["processes"].as_array().map(Vec::len), Some(0));
-    assert!(none["notes"][0].as_str().is_some_and(|note| note.contains("are not being recorded")), "{none:#}");
+    assert!(
+        none["notes"][0].as_str().is_some_and(|note| note.contains("are not being recorded")),
+        "{none:#}"
+    );
     recorded.end();
     stranger.end();
     folder.traces(1);

@@ -206,19 +206,7 @@ impl Edits {
         if recorded.has_failed() {
             changes.note(Sure::Guess, "the recorded run ran out of memory: its later requests are not known");
         }
-        let is_of_activations = self.precision.is_some()
-            || self.lora.is_some()
-            || self.freeze.is_some()
-            || self.checkpoint.is_some()
-            || self.accumulate.is_some()
-            || self.offload == Some(Offload::Activations);
-        if is_of_activations && recorded.peaks_in_unfinished_step() {
-            return Err(Unfit(
-                "the peak is in a step that ran out of memory before its backward pass was over: record a run that fits, with a smaller \
-                 batch, and ask again"
-                    .into(),
-            ));
-        }
+        self.refuse_unfinished(recorded)?;
         if recorded.has_private_pools() {
             changes.note(Sure::Guess, "the program has its own memory pools, as CUDA graphs do: edits inside them are assumed to be possible");
         }
@@ -321,6 +309,24 @@ impl Edits {
             changes.peak_in = (recorded.part_at(peaks.0), program.part_at(peaks.1));
         }
         Ok((program, changes))
+    }
+
+    /// What a step kept that ran out of memory before its backward pass was over is in no trace.
+    fn refuse_unfinished(&self, recorded: &Program<'_>) -> Result<(), Unfit> {
+        let is_of_activations = self.precision.is_some()
+            || self.lora.is_some()
+            || self.freeze.is_some()
+            || self.checkpoint.is_some()
+            || self.accumulate.is_some()
+            || self.offload == Some(Offload::Activations);
+        if is_of_activations && recorded.peaks_in_unfinished_step() {
+            return Err(Unfit(
+                "the peak is in a step that ran out of memory before its backward pass was over: record a run that fits, with a smaller \
+                 batch, and ask again"
+                    .into(),
+            ));
+        }
+        Ok(())
     }
 
     fn margins(&self, recorded: &Program<'_>, sure: Sure) -> Margins {

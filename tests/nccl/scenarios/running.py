@@ -50,9 +50,9 @@ def runs(test=os.getppid()):
     return os.getppid() == test
 
 
-def rest():
-    """Does nothing until it is killed, or whoever started it is gone."""
-    while runs():
+def rest(test=os.getppid()):
+    """Does nothing until it is killed, or whoever started it is gone. It calls no function of its own: whenever its stack is read, it stands here."""
+    while os.getppid() == test:
         time.sleep(1)
 
 

@@ -443,7 +443,7 @@ pub(crate) fn say(words: &str) {
 /// The same, of what went through a screen already.
 pub(crate) fn say_shown(words: &[u8]) {
     // Nobody may be listening any more.
-    let _ = gputrace_recorder::messages::write_stderr(words);
+    let _ = std::io::stderr().write_all(words);
 }
 
 /// What could not be read, or not be judged: docs/EXIT-CODES.md.

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use gputrace_recorder::messages::write_stderr;
 use gputrace_recorder::{Job, State, Told, is_left, is_off, variable, variables};
 use gputrace_replay::trace::words::{bytes, count, quote};
 use gputrace_schemas::event::Bytes;
+use gputrace_schemas::printable::printable;
 
-use crate::show::{complain, shown};
+use crate::show::shown;
 
 /// How long recorders may take that have yet to say what they recorded.
 const PATIENCE: Duration = Duration::from_secs(12);
@@ -52,7 +54,8 @@ pub(crate) fn wait_and_say(job: &Job, pid: u32, program: Option<&String>) -> Vec
     let outcome = wait(job, pid);
     job.end();
     for line in program.into_iter().flat_map(|program| lines(&outcome, program)) {
-        complain!("{line}");
+        // Nobody may be listening any more.
+        let _ = write_stderr(format!("gputrace: {}\n", printable(&line)).as_bytes());
     }
     let ended = outcome.made.into_iter().filter(|made| !matches!(made.end, End::Runs));
     ended.map(|made| made.path).collect()
