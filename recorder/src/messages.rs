@@ -80,7 +80,7 @@ fn names(ring: &Path) -> Vec<PathBuf> {
     folders.map(|folder| folder.join(&name)).collect()
 }
 
-/// Writes to standard error. What stands in a file there stays: see [`append`].
+/// Writes to standard error. What stands in a file there already stays: the text goes to its end.
 ///
 /// # Errors
 /// Those of writing.
