@@ -74,7 +74,7 @@ def main():
 
 
 def stripped(objcopy, path, name, scratch, debug):
-    """The file's bytes without debug information, which is kept in a file of its own that debuggers find by name."""
+    """The file's bytes without debug information, which goes into a separate file that debuggers find by name."""
     os.makedirs(debug, exist_ok=True)
     symbols, bare = os.path.join(debug, name + ".debug"), os.path.join(scratch, name)
     run(*objcopy, "--only-keep-debug", path, symbols)
@@ -84,7 +84,7 @@ def stripped(objcopy, path, name, scratch, debug):
 
 
 def check_glibc(path):
-    """Refuses what needs newer symbols of the C library than all systems have that the wheel's tag names."""
+    """Refuses a binary that needs newer glibc symbols than the wheel's platform tag promises."""
     needed = run("readelf", "--version-info", "--wide", path)
     versions = [tuple(map(int, version.split("."))) for version in re.findall(r"Name: GLIBC_([0-9.]+)", needed)]
     newest = max(versions, default=(0,))
@@ -177,7 +177,7 @@ def tarball(arch, binaries, pages):
 
 
 def tree(arch, binaries, pages, out):
-    """The same as files of a folder, with what Debian wants instead of the licences' texts: a copyright file, and a changelog of its form."""
+    """The same as files of a folder. Debian wants a copyright file in place of the licences, and a changelog in its own format."""
     when = time.strftime("%a, %d %b %Y %H:%M:%S +0000", time.gmtime(EPOCH))
     who = re.search(r'(?m)^maintainer = "(.*)"$', read(f"{ROOT}/replay/Cargo.toml").decode())[1]
     files = prefix(arch, binaries, pages, [])
@@ -216,7 +216,7 @@ License: Apache-2.0
 
 
 def prefix(arch, binaries, pages, licences):
-    """What lies below a prefix, by path."""
+    """The files below a prefix, by path."""
     files = {"bin/gputrace": binaries["gputrace"], "lib/libgputrace.so": binaries["libgputrace.so"], **pages}
     shared = "share/doc/gputrace"
     for file in ["README.md", "CHANGELOG.md", "SECURITY.md", "schemas/FORMAT.md", *licences]:
@@ -244,7 +244,7 @@ def manual(program, scratch):
 
 
 def third_party(arch):
-    """The licences of all crates that are in the binaries, or that wrote code of theirs."""
+    """The licences of all crates that are linked into the binaries, or whose macros generate code in them."""
     others = crates(arch, with_macros=True)
     text = ["gputrace has these in it, unchanged, each under its own licence."]
     for package in others:
@@ -257,8 +257,8 @@ def third_party(arch):
 
 
 def crates(arch, with_macros):
-    """What cargo knows of each crate that is in the binaries, beside ours: their normal dependencies, with the features that packages have.
-    Macros and build scripts run while gputrace is built, and are not in it; macros write code that is."""
+    """Cargo's metadata of each third-party crate in the binaries: the normal dependencies, with the features of the packages.
+    Build scripts are left out, since they only run during the build. Macros are kept: they generate code that is in the binaries."""
     edges = "normal" if with_macros else "normal,no-proc-macro"
     used = set()
     for package, features in [("gputrace", "objects,mcp"), ("gputrace-shim", "")]:
@@ -272,8 +272,8 @@ def crates(arch, with_macros):
 
 
 def epoch():
-    """What is put into time stamps, in seconds since 1970 (reproducible-builds.org/docs/source-date-epoch): the day that the changelog
-    gives the version, so that whoever builds a release gets the same bytes; before it has one, the first day of FAT, which zip has."""
+    """The time stamp of every file, in seconds since 1970 (reproducible-builds.org/docs/source-date-epoch). It is the release date in the
+    changelog, so that every build of a release has the same bytes. An unreleased version gets 1980-01-01, the earliest date that zip has."""
     if "SOURCE_DATE_EPOCH" in os.environ:
         return int(os.environ["SOURCE_DATE_EPOCH"])
     day = re.search(rf"(?m)^## {re.escape(version())} - (\d+-\d+-\d+)$", read(f"{ROOT}/CHANGELOG.md").decode())

@@ -376,7 +376,7 @@ impl<'a> Recorder<'a> {
             recorder.translator.note(recorder.now(), text);
         }
         // Our environment is the process's, which nobody may have told.
-        let misspelt = options.is_its_child.then(crate::steering::not_heeded);
+        let misspelt = options.is_its_child.then(crate::steering::ignored);
         for text in misspelt.into_iter().flatten() {
             recorder.translator.note(recorder.now(), format!("gputrace.said={text}"));
         }

@@ -1,4 +1,4 @@
-//! How far a thread is with the simulations that it runs at once, for whoever shows that to a person who waits.
+//! The progress of the simulations that a thread runs, for a progress display.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Jobs of two ranks that hang, or are slow and healthy, asked with `gputrace ranks` while they run and again after `kill -9`.
 
-usage: hang_live.py FOLDER
+usage: hang_live.py FOLDER [WORK]
 
-FOLDER has `gputrace` and `libgputrace.so`. Two GPUs, PyTorch, NCCL; about four minutes, all jobs at once. PASS and FAIL lines; exit status 0
-only without FAIL. Asserts which rank is named, and where its thread stood.
+FOLDER has `gputrace` and `libgputrace.so`. WORK keeps the traces, a folder a job, for reproduce.py (default: a temporary folder). Two GPUs,
+PyTorch, NCCL; about four minutes, all jobs at once. PASS and FAIL lines; exit status 0 only without FAIL. Asserts which rank is named,
+and where its thread stood.
 """
-import json, os, signal, subprocess, sys, tempfile, time
+import contextlib, json, os, signal, subprocess, sys, tempfile, time
 
 FOLDER = os.path.abspath(sys.argv[1])
 GPUTRACE = os.path.join(FOLDER, "gputrace")
@@ -49,6 +50,7 @@ def at_fault(step):
     if kind == "lock" and step == 40: hold_a_lock_twice()
     if kind == "item" and step == 40: time.sleep(1000)
     if kind == "exits" and step == 40: os._exit(3)
+    if kind == "branch" and step == 40: dist.broadcast(gradients, 1)
     if kind == "saves" and step % 40 == 39: slow_save()
     if kind == "evaluates" and step % 40 == 39:
         end = time.time() + 12
@@ -69,6 +71,7 @@ while True:
 JOBS = {
     "sleeps": (1, "at_fault"), "queue": (1, "Queue.get"), "oom": (1, "ran out of memory"), "ahead": (1, "<module>"),
     "spins": (1, "spin_for_ever"), "lock": (1, "hold_a_lock_twice"), "item": (1, "at_fault"), "exits": (1, "ended"),
+    "branch": (1, "broadcast"),
     "saves": None, "evaluates": None, "compiles": None,
 }
 # A rank that keeps a processor busy is reported as hung only after ten times HANG_AFTER.
@@ -91,7 +94,8 @@ def text(folder):
     return subprocess.run([GPUTRACE, "ranks", folder], capture_output=True, text=True).stdout
 
 
-with tempfile.TemporaryDirectory() as work:
+with contextlib.nullcontext(os.path.abspath(sys.argv[2])) if len(sys.argv) > 2 else tempfile.TemporaryDirectory() as work:
+    os.makedirs(work, exist_ok=True)
     program = os.path.join(work, "train.py")
     open(program, "w").write(PROGRAM)
     started = {}

@@ -5,9 +5,11 @@
 
 GPUTRACE is the program `gputrace`. FOLDERs hold traces and snapshots; without one ten failing programs are run here, each with PyTorch's own
 history of its memory (or with `GPUTRACE record`, where libgputrace.so lies beside it). Takes PyTorch for CUDA and one GPU, three minutes and
-at most 20 GiB of its memory. With two GPUs and a FOLDER that holds folders of traces (one for each job), their collectives are run, too.
-Exit status 1 where fewer than 8 of 10 are reproduced.
+at most 20 GiB of its memory. With two GPUs and a FOLDER that holds folders of traces (one for each job, as `hang_live.py` leaves them),
+their collectives are run, four jobs at a time. Exit status 1 where fewer than 8 of 10 are reproduced; jobs whose ranks agree have no program
+and do not count.
 """
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -95,7 +97,7 @@ def job(gputrace, folder, program):
     if written.returncode != 0:
         return None, f"{folder.name:32} no program: {last(written.stderr)}"
     n_ranks = json.loads(written.stdout)["n_ranks"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n_ranks), str(program)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks), str(program)]
     run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "REPRO_SECONDS": "30"}, timeout=300)
     return "reproduced:" in run.stdout.split("not ")[0], f"{folder.name:32} collectives of {n_ranks} ranks: {run.stdout.strip()}"
 
@@ -117,9 +119,12 @@ def main():
                     print(row, *more, flush=True)
                     if not more:
                         results.append(result)
-            for inner in sorted(path for path in folder.iterdir() if path.is_dir() and len(traces(path)) > 1):
-                result, row = job(gputrace, inner, scratch / "job.py")
-                print(row, flush=True)
+            jobs = sorted(path for path in folder.iterdir() if path.is_dir() and len(traces(path)) > 1)
+            with concurrent.futures.ThreadPoolExecutor(4) as four:
+                for result, row in four.map(lambda inner: job(gputrace, inner, scratch / f"{inner.name}.py"), jobs):
+                    print(row, flush=True)
+                    if result is not None:
+                        results.append(result)
         n_same = results.count(True)
         print(f"{n_same} of {len(results)} reproduced, {results.count(None)} without a program")
         sys.exit(0 if n_same * 10 >= 8 * len(results) and results else 1)

@@ -146,7 +146,7 @@ impl JobReport {
             Verdict::Waits => section.line(
                 Mood::Warning,
                 format!(
-                    "the job is waiting{}; it counts as a hang once the recorder has seen no work of the late rank for {}",
+                    "the job is waiting{}; it becomes a hang if the late rank stays idle for {}",
                     self.so_far(Severity::Warning),
                     words::time(Nanos(HANG_AFTER))
                 ),

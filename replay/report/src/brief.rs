@@ -1,4 +1,4 @@
-//! A report in short, for a terminal that its sections would scroll away: the verdict, and five lines about the fullest device.
+//! The short form of a report, for a terminal on which its sections would scroll away: the verdict, and five lines about the fullest device.
 
 use gputrace_trace::words;
 

@@ -1,4 +1,4 @@
-//! How far a thread is with the trace that it reads, for whoever shows that to a person who waits.
+//! The progress of a thread that reads a trace, for a progress display.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -51,7 +51,7 @@ def runs(test=os.getppid()):
 
 
 def rest(test=os.getppid()):
-    """Does nothing until it is killed, or whoever started it is gone. It calls no function of its own: whenever its stack is read, it stands here."""
+    """Sleeps until it is killed, or until its parent ends. It calls no other Python function, so its stack always ends here."""
     while os.getppid() == test:
         time.sleep(1)
 
