@@ -57,7 +57,7 @@ LAYOUTS = {
 }
 # GiB of the GPU that a run is expected to reserve without edits.
 GIB = {
-    "seq2seq": 5, "points": 8, "hubert": 8, "efficientnet": 8, "flow": 8, "dit": 9, "segformer": 9, "gemma": 9, "mamba": 10, "simclr": 10,
+    "seq2seq": 5, "points": 7, "hubert": 8, "efficientnet": 6, "flow": 5, "dit": 9, "segformer": 6, "gemma": 10, "mamba": 9, "simclr": 5,
 }
 # Seconds after which a run on the GPU is stopped.
 LIMIT = 45
