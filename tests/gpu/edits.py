@@ -3,18 +3,19 @@
 
 usage: edits.py judge GPUTRACE LIBRARY OUTDIR [PROGRAM...]   predicts, runs, and prints a table; all programs if none is named
        edits.py run PROGRAM EDITS OUT.json                   runs one program with EDITS, a string such as "--optimizer sgd"
+       edits.py check [PROGRAM[="EDITS"]...]                 runs programs with all their edits, and says what was done; all if none is named
        edits.py list                                         the programs and their edits
 
 GPUTRACE is the command, LIBRARY is `libgputrace.so`. EDITS are spelled as for `gputrace whatif`. `run` writes what PyTorch says it
 had allocated and reserved at most. `judge` asks for all predictions of a program before it runs any edit. It writes to OUTDIR, as
 results arrive: table.txt, rows.jsonl, answers.jsonl (the JSON of `whatif`) and, at the end, traces.N.tar. It needs one GPU of
 80 GB; with two GPUs it also runs layouts. Cheap programs come first, and as many run at a time as fit into the memory of the GPUs.
-Variables: EDITS_PROGRAMS, the file of the programs beside this one, without .py (edits_programs; edits_programs2 has ten others); JOBS, how many programs run at
-a time at most (4 for each GPU); EDITS_SECONDS, after which no run starts (200: then all has ended after 240); EDITS_LIMIT, seconds
-for one run; EDITS_WHEELS, a folder of wheels for libraries that are missing (.gpu/wheels); EDITS_CPU, no GPU, all figures are
-zero; EDITS_TINY, small models.
+Variables: EDITS_PROGRAMS, the file of the programs beside this one, without .py (edits_programs; edits_programs2 and edits_programs3
+have ten others each); JOBS, how many programs run at a time at most (4 for each GPU); EDITS_SECONDS, after which no run starts (200:
+then all has ended after 240); EDITS_LIMIT, seconds for one run; EDITS_WHEELS, a folder of wheels for libraries that are missing
+(.gpu/wheels); EDITS_CPU, no GPU, all figures are zero; EDITS_TINY, small models. With the last two, `check` needs no GPU and seconds.
 """
-import ast, concurrent.futures, contextlib, glob, importlib, importlib.util, json, math, os, signal, subprocess, sys, tarfile, tempfile, threading, time, traceback, zipfile
+import ast, concurrent.futures, contextlib, glob, importlib, importlib.util, io, json, math, os, signal, subprocess, sys, tarfile, tempfile, threading, time, traceback, zipfile
 
 HERE = os.path.abspath(__file__)
 # The module of the programs.
@@ -614,7 +615,7 @@ def reason(errors):
 def line_of(row):
     """A row of the table."""
     truth, predicted = row["truth"], row.get("predicted", {})
-    head = f"{row['program']:8} {row['edits'] or '(recorded)':42}"
+    head = f"{row['program']:12} {row['edits'] or '(recorded)':42}"
     if row["kind"] == "recorded" and "allocated" in truth:
         replayed = row["replayed"] or {}
         own = [replayed.get(f"peak_{kind}_bytes") for kind in ("allocated", "reserved")]
@@ -676,7 +677,50 @@ def show():
         print(f"{program}: " + ", ".join(asked + LAYOUTS.get(program, [])))
 
 
-VERBS = {"run": (run, 3, 3), "judge": (judge, 3, 99), "list": (show, 0, 0)}
+def tried(program, text):
+    """Runs a program with edits in this process, unless it takes two, and says what was done."""
+    if "--layout" in text:
+        out = os.path.join(tempfile.mkdtemp(prefix="edits-"), "out.json")
+        ran = subprocess.run(command_of(program, text, out), capture_output=True, text=True, timeout=120)
+        assert os.path.exists(out) and ran.returncode == 0, ran.stderr[-2500:]
+        with open(out) as file:
+            return json.load(file)["did"]
+    import torch
+    programs = importlib.import_module(PROGRAMS)
+    torch.manual_seed(0)
+    if programs.GPU != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    edits, said = Edits(text), io.StringIO()
+    with contextlib.redirect_stdout(said):
+        programs.PROGRAMS[program](edits)
+    lines = said.getvalue().strip().splitlines() or [""]
+    return f"{edits.said()}; {edits.peaks()['allocated'] / (1 << 30):.2f} GiB | {lines[-1][:60]}"
+
+
+def check(*names):
+    """Runs programs with their edits one after another, and says of each what was done and how long it took."""
+    jobs = []
+    for name in names or CASES:
+        name, _, only = name.partition("=")
+        if name not in CASES:
+            sys.exit(f"edits.py: {name} is not a program; use some of {', '.join(CASES)}")
+        jobs += [(name, it) for it in ([only] if only else ["", *CASES[name], *LAYOUTS.get(name, [])])]
+    sys.path.insert(0, os.path.dirname(HERE))
+    missing_libraries()
+    n_failed = 0
+    for name, text in jobs:
+        began, result = time.time(), "ok    "
+        try:
+            did = tried(name, text)
+        except Exception:
+            n_failed, result, did = n_failed + 1, "FAILED", traceback.format_exc()[-2500:]
+        print(f"{result} {time.time() - began:5.1f} s {name:12} {text or '(as it is)':38} {did}", flush=True)
+    print(f"{len(jobs) - n_failed} passed, {n_failed} failed")
+    sys.exit(1 if n_failed else 0)
+
+
+VERBS = {"run": (run, 3, 3), "judge": (judge, 3, 99), "check": (check, 0, 99), "list": (show, 0, 0)}
 
 if __name__ == "__main__":
     verb, fewest, most = VERBS.get((sys.argv[1:] or [""])[0], (None, 0, 0))

@@ -1,20 +1,10 @@
-#!/usr/bin/env python3
 """Ten more training programs, as people write them, for `edits.py` beside this file.
 
-usage: edits_programs2.py [--tiny] [--cpu] [PROGRAM[="EDITS"]...]    runs programs with all their edits, to check them; all if none is named
-
---tiny makes models and data small, --cpu needs no GPU. For `edits.py` the same is said with EDITS_TINY=1 and EDITS_CPU=1.
-
-Each program takes the edits that are really applied to it. Without edits it is an ordinary training loop of six steps with its own
+Each takes the edits that are really applied to it. Without edits it is an ordinary training loop of six steps with its own
 habits: libraries, optimizer, precision, order of calls, what it keeps. A program may need transformers, timm or torchvision; it
 raises ImportError without them.
 """
-import os, sys
-
-if __name__ == "__main__":
-    for word, name in (("--tiny", "EDITS_TINY"), ("--cpu", "EDITS_CPU")):
-        if word in sys.argv:
-            os.environ[name] = "1"
+import os
 
 # What is asked about each program, the cheapest program first. `edits.py` reads these four without running this file.
 CASES = {
@@ -679,55 +669,3 @@ def detector(edits):
 
 
 PROGRAMS = {it.__name__: it for it in (dlrm, distilbert, actor, qwen, gan, gnn, whisper, bart, swin, detector)}
-
-
-def check(*names):
-    """Runs programs with their edits, all in this process but for layouts, and says of each what was done and how long it took."""
-    import contextlib, io, subprocess, tempfile, time, traceback
-    sys.modules.setdefault("edits_programs2", sys.modules["__main__"])
-    os.environ["EDITS_PROGRAMS"] = "edits_programs2"
-    import edits as judge
-    judge.missing_libraries()
-
-    torch.set_num_threads(1)
-    jobs = []
-    for name in names or CASES:
-        name, _, only = name.partition("=")
-        jobs += [(name, it) for it in ([only] if only else ["", *CASES[name], *LAYOUTS.get(name, [])])]
-    n_failed = 0
-    for name, text in jobs:
-        began, said = time.time(), io.StringIO()
-        try:
-            if "--layout" in text:
-                out = os.path.join(tempfile.mkdtemp(), "out.json")
-                command = judge.command_of(name, text, out)
-                ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-                assert os.path.exists(out) and ran.returncode == 0, ran.stderr[-2500:]
-                notes = [line for line in ran.stderr.splitlines() if line.startswith("edits: ")][:1] or [""]
-                did = notes[0][7:]
-            else:
-                torch.manual_seed(0)
-                if GPU != "cpu":
-                    torch.cuda.empty_cache()
-                    torch.cuda.reset_peak_memory_stats()
-                edits = judge.Edits(text)
-                with contextlib.redirect_stdout(said):
-                    PROGRAMS[name](edits)
-                did = edits.said()
-                if GPU != "cpu":
-                    did += f"; {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
-            result = "ok    "
-        except Exception:
-            n_failed, result, did = n_failed + 1, "FAILED", traceback.format_exc()[-2500:]
-        last = (said.getvalue().strip().splitlines() or [""])[-1][:60]
-        print(f"{result} {time.time() - began:5.1f} s {name:10} {text or '(as it is)':38} {did} | {last}", flush=True)
-    print(f"{len(jobs) - n_failed} passed, {n_failed} failed")
-    return n_failed
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    words = [it for it in sys.argv[1:] if it not in ("--tiny", "--cpu")]
-    if any(it.partition("=")[0] not in PROGRAMS for it in words):
-        sys.exit(__doc__)
-    sys.exit(1 if check(*words) else 0)
