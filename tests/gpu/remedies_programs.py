@@ -520,7 +520,7 @@ for document in range(5):
     large = float(page[0, 0, 0])
     del page
     # They fill most of the segment that the page left, and the next page does not fit into the rest.
-    summaries.append([torch.full((50, 1024, 1024), large, device="cuda") for _ in range(2)])
+    summaries.append([torch.full((50, 1024, 1024), large, device="cuda") for _ in range(2 if document < 4 else 0)])
 ''')
 
 program("calibration_buffer", "left idle after its work", source='''
