@@ -166,7 +166,7 @@ encoder = Encoder().cuda().eval()
 
 +@torch.inference_mode()
 def embed(batch):
-    return encoder(batch).mean(dim=1).cpu()
+    return encoder(batch).mean(dim=1).detach().cpu()
 
 vectors = []
 for request in range(12):
@@ -215,7 +215,7 @@ for epoch in range(3):
     validate()
 ''')
 
-program("ddp_buckets", "DDP's buckets beside the gradients", source='''
+program("ddp_buckets", "DDP's buckets beside the gradients", real=True, source='''
 import torch, told
 import torch.distributed as dist
 from torch import nn
@@ -513,14 +513,14 @@ program("carved_segments", "external fragmentation", "a limit that the program s
         remedy={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, source='''
 import torch, told
 
-told.limit(2.2)
+told.limit(2.3)
 summaries = []
 for document in range(5):
     page = torch.zeros(128, 1024, 1024, device="cuda")
     large = float(page[0, 0, 0])
     del page
-    # Each is a piece of the segment that the page left.
-    summaries.append([torch.full((6, 1024, 1024), large, device="cuda") for _ in range(2)])
+    # They fill most of the segment that the page left, and the next page does not fit into the rest.
+    summaries.append([torch.full((50, 1024, 1024), large, device="cuda") for _ in range(2 if document < 4 else 0)])
 ''')
 
 program("calibration_buffer", "left idle after its work", source='''
@@ -565,8 +565,7 @@ n = statistics()
 model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(6)]).cuda()
 optimizer = torch.optim.Adam(model.parameters())
 for step in range(60):
-    width = 1024 + 64 * step
-    loss = model(torch.randn(width, 2048, device="cuda")).square().mean() / n
+    loss = model(torch.randn(2048, 2048, device="cuda")).square().mean() / n
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -596,7 +595,7 @@ program("previous_output", "the previous result is held while the next is made",
 import torch, told
 from torch import nn
 
-told.limit(3.0)
+told.limit(2.2)
 layer = nn.Linear(1024, 32768).cuda()
 with torch.no_grad():
     for batch in range(3):
@@ -671,6 +670,8 @@ def reserve(layers, bytes_in_all):
     return [torch.empty(each, 4096, device="cuda") for _ in range(layers)]
 
 model = nn.Linear(4096, 16384).cuda()
+with torch.no_grad():
+    model(torch.zeros(8, 4096, device="cuda"))
 cache = reserve(24, 3 << 30)
 with torch.no_grad():
     for request in range(3):
@@ -702,7 +703,7 @@ with torch.no_grad():
         net(torch.randn(4096, 4096, device="cuda")).sum().item()
 ''')
 
-program("double_model", "float64", "tensors of twice the width (float64)", source='''
+program("double_model", "a model in float64", source='''
 import torch, told
 from torch import nn
 
