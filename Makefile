@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm deb sbom release fresh-deb arm-short arm-portable arm-wheel arm-dist
+.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools hanging names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm deb sbom release fresh-deb arm-short arm-portable arm-wheel arm-dist
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -168,6 +168,10 @@ pools: build ## Hold pools, owners of addresses, and what a late attach knows of
 	  tests/oracle/pools.sh target/oracle target/wheels $(RELEASE) $(POOLS) && \
 	  tests/oracle/who.sh target/oracle target/wheels $(RELEASE) $(filter-out 2.13%,$(filter 2.1%,$(POOLS))) && \
 	  python3 tests/attach/living.py target/oracle target/wheels $(RELEASE) $(POOLS); else status=$$?; [ $$status = 77 ] || [ $$status = 3 ]; fi
+
+# `make hanging PYTHON=...` names an interpreter whose PyTorch then runs the programs with gloo, too.
+hanging: build ## Record jobs of two ranks that hang, and run what `gputrace reproduce` makes of them on the stand-in for NCCL
+	python3 tests/nccl/hanging.py $(RELEASE) $(if $(PYTHON),--python $(PYTHON))
 
 names: ## Look for functions of the newest CUDA and NCCL that are no rows yet (fetches their headers)
 	python3 tests/names.py

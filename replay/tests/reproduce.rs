@@ -466,6 +466,42 @@ fn refusals_of_all_kinds_are_refused_by_pytorchs_own_allocator() {
     assert!(n_written >= 40, "{table}");
 }
 
+/// `torch.cuda.Stream()` hands out 32 streams again and again.
+#[test]
+fn more_streams_than_pytorch_has_stay_apart_and_read_as_a_loop() {
+    const STREAMS: u16 = 41;
+    let mut builder = Builder::new(0);
+    for stream in 0..STREAMS {
+        builder.stream(u64::from(stream) * 0x1000).unwrap();
+    }
+    let pool = builder.pool((0, 0)).unwrap();
+    for stream in (0..STREAMS).map(StreamIdx) {
+        let stack = gputrace_sim::ops::StackId::NONE;
+        let id = builder.alloc(Allocation { requested: 30 << 20, address: 0, stack, stream, pool });
+        builder.op(Op::FreeRequested(id));
+        builder.op(Op::FreeCompleted(id));
+    }
+    let mut stream = builder.finish();
+    stream.settings.torch_version = Some((2, 11));
+    let mut go_on = |_| true;
+    let watcher: Option<&mut reproduce::Watcher<'_>> = Some(&mut go_on);
+    let found = reproduce::reproduce(&stream, None, &[], watcher).unwrap();
+    assert_eq!(found.figures.peak_reserved, u64::from(STREAMS) * (30 << 20));
+    let text = reproduce::python(&found, true, false);
+    assert!(text.contains("for stream in streams[0:39]:\n    empty(30 * MIB, stream=stream)\n"), "{text}");
+    let file = folder("streams").join("streams.py");
+    std::fs::write(&file, &text).unwrap();
+    match oracle("2.11") {
+        None => {
+            gputrace_skip::skip("the compiled allocator", "`make oracle` builds it; target/oracle has none")
+        }
+        Some(oracle) => {
+            let output = on_oracle(&oracle, &file, false);
+            assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stdout));
+        }
+    }
+}
+
 /// A `MemPool` whose tensors are gone, tensors outside, and a request that is refused beside 2000 MiB of free memory; `before` is what was
 /// seen of the pool before its first tensor.
 fn beside_a_pool(before: &str) -> String {

@@ -809,7 +809,7 @@ fn no_trace(participants: &[Participant], job: &Job, missing: &[u32], idle: Opti
 }
 
 /// For each of the first `n_a` calls, how many of the first `n_b` of the other communicator came before it.
-fn n_before((a, b): (&[Nanos], &[Nanos]), n_a: usize, n_b: usize) -> Vec<usize> {
+pub(super) fn n_before((a, b): (&[Nanos], &[Nanos]), n_a: usize, n_b: usize) -> Vec<usize> {
     let mut n = 0;
     let count = |k: usize| {
         while n < n_b && b[n] < a[k] {

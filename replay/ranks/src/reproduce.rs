@@ -4,11 +4,14 @@
 //!  rank 0  a a a │ a b B      what all ranks called alike is left out but for the last
 //!  rank 1  a a a │ a B        each rank then makes its own calls, in its own order
 //! ```
+//! If all calls of each communicator match, ranks may still use two of them in different orders, or all send before they receive.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use super::calls::{LOST_CALL, Lane, Participant, Reduction, Signature};
+use super::diagnose::{diagnose, n_before};
+use super::findings::Kind;
 use super::jobs::{Job, Member};
 use gputrace_report::fold::{Line, folded};
 use gputrace_report::model::{Mood, Section, Value};
@@ -39,6 +42,21 @@ pub struct Collectives {
 /// Calls of one rank on one communicator.
 type Calls = Vec<(Lane, usize, Signature, Nanos)>;
 
+/// What was sent from one rank to another, or received: elements and types.
+type Traffic = Vec<(u64, i32)>;
+
+/// When a rank called its collectives on each of two communicators.
+type Order<'a> = (&'a [Nanos], &'a [Nanos]);
+
+/// A rank of a communicator.
+struct Caller {
+    /// In the communicator.
+    rank: u32,
+    /// In the job.
+    job_rank: u32,
+    calls: Calls,
+}
+
 /// Writes the program of a job.
 ///
 /// # Errors
@@ -47,32 +65,19 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
     let mut notes: BTreeSet<String> = BTreeSet::new();
     let mut groups: Vec<Vec<u32>> = vec![];
     let mut of_ranks: BTreeMap<u32, Vec<(Nanos, usize, Lane, Signature)>> = BTreeMap::new();
-    let (mut n_before, mut is_unequal) = (0, false);
+    let mut n_calls = 0;
     let mut missing: BTreeSet<u32> = BTreeSet::new();
+    let mut all: Vec<Vec<Caller>> = vec![];
     for communicator in &job.communicators {
-        let members: Vec<(u32, u32, Calls)> = communicator
-            .all()
-            .map(|(rank, member)| (rank, job.rank(member), calls(participants, member)))
-            .collect();
-        n_before += members.iter().map(|(.., calls)| calls.len()).sum::<usize>();
+        let member =
+            |(rank, member)| Caller { rank, job_rank: job.rank(member), calls: calls(participants, member) };
+        let callers: Vec<Caller> = communicator.all().map(member).collect();
+        n_calls += callers.iter().map(|caller| caller.calls.len()).sum::<usize>();
         missing.extend(communicator.missing());
         if !communicator.unplaced.is_empty() {
             notes.insert("calls of processes with an unknown rank are left out".to_owned());
         }
-        let from = first_difference(&members);
-        is_unequal |= from.is_some();
-        let Some(from) = from else { continue };
-        let group = groups.len();
-        groups.push(members.iter().map(|(_, rank, _)| *rank).collect());
-        for (_, rank, calls) in &members {
-            let own = of_ranks.entry(*rank).or_default();
-            let kept = calls.iter().filter(|(lane, number, ..)| match lane {
-                Lane::Collective => *number + KEPT >= from,
-                Lane::Send(_) | Lane::Receive(_) => true,
-                Lane::Management | Lane::OneSided => false,
-            });
-            own.extend(kept.map(|(lane, _, signature, time)| (*time, group, *lane, *signature)));
-        }
+        all.push(callers);
     }
     if let Some(rank) = missing.first() {
         let what = match missing.len() {
@@ -81,11 +86,33 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
         };
         return Err(format!("{what}: it is not known whether all calls match"));
     }
-    if !is_unequal {
-        return Err(
-            "the collectives of each communicator are the same on all of its ranks; `gputrace ranks` shows other mismatches"
-                .into(),
-        );
+    let mut from: Vec<Option<usize>> = all.iter().map(|callers| first_difference(callers)).collect();
+    if from.iter().all(Option::is_none) {
+        from = first_inversions(&all);
+    }
+    if from.iter().all(Option::is_none) {
+        let waits = |kind: Kind| kind == Kind::DeadlockCycle;
+        if !diagnose(participants, job).findings.iter().any(|finding| waits(finding.kind)) {
+            return Err(
+                "all ranks make the same calls in the same order; `gputrace ranks` shows other mismatches"
+                    .into(),
+            );
+        }
+        from = all.iter().map(|callers| has_sends(callers).then(|| least_collectives(callers))).collect();
+    }
+    for (callers, from) in all.iter().zip(from) {
+        let Some(from) = from else { continue };
+        let group = groups.len();
+        groups.push(callers.iter().map(|caller| caller.job_rank).collect());
+        for caller in callers {
+            let own = of_ranks.entry(caller.job_rank).or_default();
+            let kept = caller.calls.iter().filter(|(lane, number, ..)| match lane {
+                Lane::Collective => *number + KEPT >= from,
+                Lane::Send(_) | Lane::Receive(_) => true,
+                Lane::Management | Lane::OneSided => false,
+            });
+            own.extend(kept.map(|(lane, _, signature, time)| (*time, group, *lane, *signature)));
+        }
     }
     let n_ranks = job.n_ranks.max(of_ranks.keys().last().map_or(0, |rank| rank + 1));
     let mut text = HEAD.replace("{ranks}", &n_ranks.to_string());
@@ -100,7 +127,7 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
             .iter()
             .filter_map(|(_, group, lane, signature)| {
                 let text = call(*group, *lane, signature, &groups[*group], &mut notes)?;
-                Some(Line { text, size: None, role: None })
+                Some(Line::of(text))
             })
             .collect();
         let _ = writeln!(text, "\n\ndef rank_{rank}():");
@@ -113,7 +140,7 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
         });
     }
     text.push_str(TAIL);
-    Ok(Collectives { text, n_ranks, n_calls: (n_before, n_left), notes: notes.into_iter().collect() })
+    Ok(Collectives { text, n_ranks, n_calls: (n_calls, n_left), notes: notes.into_iter().collect() })
 }
 
 /// The section about a job's collectives.
@@ -160,21 +187,86 @@ fn calls(participants: &[Participant], member: Member) -> Calls {
 }
 
 /// The number of the first collective that not all members called alike; none where all are alike.
-fn first_difference(members: &[(u32, u32, Calls)]) -> Option<usize> {
-    let collectives = |calls: &Calls| -> Vec<Signature> {
-        let own = calls.iter().filter(|(lane, ..)| *lane == Lane::Collective);
+fn first_difference(callers: &[Caller]) -> Option<usize> {
+    let collectives = |caller: &Caller| -> Vec<Signature> {
+        let own = caller.calls.iter().filter(|(lane, ..)| *lane == Lane::Collective);
         own.map(|(_, _, signature, _)| signature.normal()).collect()
     };
-    let all: Vec<Vec<Signature>> = members.iter().map(|(.., calls)| collectives(calls)).collect();
+    let all: Vec<Vec<Signature>> = callers.iter().map(collectives).collect();
     let shortest = all.iter().map(Vec::len).min().unwrap_or(0);
     let longest = all.iter().map(Vec::len).max().unwrap_or(0);
     let differs = (0..shortest).find(|at| all.iter().any(|calls| calls[*at] != all[0][*at]));
-    let sends = |wanted: fn(&Lane) -> bool| -> usize {
-        members.iter().flat_map(|(.., calls)| calls).filter(|(lane, ..)| wanted(lane)).count()
+    let is_uneven = shortest < longest || !is_paired(callers);
+    differs.or_else(|| is_uneven.then_some(shortest))
+}
+
+/// Whether all that is sent is received, in the same sizes.
+fn is_paired(callers: &[Caller]) -> bool {
+    let mut pairs: BTreeMap<(i64, i64), [Traffic; 2]> = BTreeMap::new();
+    for caller in callers {
+        let own = i64::from(caller.rank);
+        for (lane, _, signature, _) in &caller.calls {
+            let (pair, side) = match *lane {
+                Lane::Send(peer) => ((own, i64::from(peer)), 0),
+                Lane::Receive(peer) => ((i64::from(peer), own), 1),
+                Lane::Collective | Lane::Management | Lane::OneSided => continue,
+            };
+            pairs.entry(pair).or_default()[side].push((signature.count, signature.datatype));
+        }
+    }
+    pairs.values().all(|[sent, received]| sent == received)
+}
+
+fn has_sends(callers: &[Caller]) -> bool {
+    let is_send = |(lane, ..): &(Lane, usize, Signature, Nanos)| matches!(lane, Lane::Send(_));
+    callers.iter().any(|caller| caller.calls.iter().any(is_send))
+}
+
+/// Collectives of the member that made fewest.
+fn least_collectives(callers: &[Caller]) -> usize {
+    callers.iter().map(|caller| times(caller).len()).min().unwrap_or(0)
+}
+
+/// When a rank called its collectives.
+fn times(caller: &Caller) -> Vec<Nanos> {
+    let own = caller.calls.iter().filter(|(lane, ..)| *lane == Lane::Collective);
+    own.map(|(.., time)| *time).collect()
+}
+
+/// By communicator the number of the first collective that two ranks made in another order than those of another communicator.
+fn first_inversions(all: &[Vec<Caller>]) -> Vec<Option<usize>> {
+    let mut of_ranks: BTreeMap<u32, Vec<(usize, Vec<Nanos>)>> = BTreeMap::new();
+    for (communicator, callers) in all.iter().enumerate() {
+        for caller in callers {
+            of_ranks.entry(caller.job_rank).or_default().push((communicator, times(caller)));
+        }
+    }
+    let mut pairs: BTreeMap<(usize, usize), Vec<Order<'_>>> = BTreeMap::new();
+    for communicators in of_ranks.values() {
+        for (n, (a, first)) in communicators.iter().enumerate() {
+            for (b, second) in &communicators[n + 1..] {
+                pairs.entry((*a, *b)).or_default().push((first, second));
+            }
+        }
+    }
+    let mut from: Vec<Option<usize>> = vec![None; all.len()];
+    let mut at_most = |communicator: usize, number: usize| {
+        let known = from[communicator].unwrap_or(number);
+        from[communicator] = Some(known.min(number));
     };
-    let is_paired =
-        sends(|lane| matches!(lane, Lane::Send(_))) == sends(|lane| matches!(lane, Lane::Receive(_)));
-    differs.or_else(|| (shortest < longest).then_some(shortest)).or_else(|| (!is_paired).then_some(shortest))
+    for ((a, b), orders) in pairs {
+        let n_a = orders.iter().map(|(a, _)| a.len()).min().unwrap_or(0);
+        let n_b = orders.iter().map(|(_, b)| b.len()).min().unwrap_or(0);
+        let model = n_before(orders[0], n_a, n_b);
+        for order in &orders[1..] {
+            let other = n_before(*order, n_a, n_b);
+            if let Some(at) = (0..n_a).find(|at| other[*at] != model[*at]) {
+                at_most(a, at);
+                at_most(b, other[at].min(model[at]));
+            }
+        }
+    }
+    from
 }
 
 /// One call as Python; none where PyTorch has no such call.
@@ -250,7 +342,7 @@ RANK = int(os.environ[\"RANK\"])
 
 const HELPERS: &str = "
 DEVICE = f\"cuda:{os.environ['LOCAL_RANK']}\" if BACKEND == \"nccl\" else \"cpu\"
-now = \"the start\"
+now, ended = \"the start\", None
 
 
 def buffer(group, name, count, kind, doing):
@@ -300,27 +392,32 @@ def receive(group, count, kind, peer):
 const TAIL: &str = "
 
 def calls():
+    global ended
     try:
         globals().get(f\"rank_{RANK}\", lambda: None)()
         if BACKEND == \"nccl\":
             torch.cuda.synchronize()
-        store.set(f\"end of {RANK}\", \"done\")
+        ended = \"done\"
     except Exception as error:
-        store.set(f\"end of {RANK}\", f\"failed: {error}\")
+        ended = f\"failed: {error}\"
+    try:
+        store.add(\"ended\", 1)
+    except Exception:
+        pass  # the other ranks have seen enough and are gone
 
 
 if BACKEND == \"nccl\":
     torch.cuda.set_device(DEVICE)
 dist.init_process_group(BACKEND, timeout=datetime.timedelta(seconds=100 * SECONDS))
-store = dist.distributed_c10d._get_default_store()
+# A connection of its own: a call that waits may keep that of the process group.
+store = dist.TCPStore(os.environ[\"MASTER_ADDR\"], int(os.environ[\"MASTER_PORT\"]), wait_for_workers=False)
 groups = [dist.new_group(ranks) for ranks in GROUPS]
 dist.barrier()
 threading.Thread(target=calls, daemon=True).start()
 end = time.monotonic() + SECONDS
-while time.monotonic() < end and not store.check([f\"end of {rank}\" for rank in range(WORLD)]):
+while time.monotonic() < end and store.add(\"ended\", 0) < WORLD:
     time.sleep(0.1)
-own = store.get(f\"end of {RANK}\").decode() if store.check([f\"end of {RANK}\"]) else f\"waits in {now}\"
-store.set(f\"state of {RANK}\", own)
+store.set(f\"state of {RANK}\", ended or f\"waits in {now}\")
 states = [store.get(f\"state of {rank}\").decode() for rank in range(WORLD)]
 is_reproduced = any(state != \"done\" for state in states)
 if RANK == 0:

@@ -6,12 +6,22 @@ use std::fmt::Write;
 /// A line, and what its memory was for.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Line {
-    /// Python; of a line that does the same for each of several sizes, `{}` stands for the size.
+    /// Python; of a line that does the same for each of several sizes, `{}` stands for the size, and `{stream}` for a stream.
     pub text: String,
     /// That size.
     pub size: Option<String>,
+    /// The number of that stream in the list `streams`.
+    pub stream: Option<usize>,
     /// A comment behind it.
     pub role: Option<&'static str>,
+}
+
+impl Line {
+    /// A line that names neither a size nor a stream.
+    #[must_use]
+    pub fn of(text: String) -> Line {
+        Line { text, size: None, stream: None, role: None }
+    }
 }
 
 /// Loops have at most so many lines.
@@ -60,16 +70,33 @@ fn write_lines(text: &mut String, known: &[&Line], lines: &[u32], depth: usize) 
         let alike = (1..alike).find(|n| depth < DEEPEST && repeats(&lines[at + n..]).1 > 1).unwrap_or(alike);
         let line = known[lines[at] as usize];
         let comment = line.role.map(|role| format!("  # {role}")).unwrap_or_default();
+        let size = line.size.as_deref().unwrap_or("{}");
+        let in_a_row = lines[at..].iter().zip(0..).take_while(|(it, nth)| {
+            let next = known[**it as usize];
+            let is_next = line.stream.is_some_and(|first| next.stream == Some(first + nth));
+            is_next && (&next.text, &next.size, next.role) == (&line.text, &line.size, line.role)
+        });
+        let in_a_row = in_a_row.count();
+        if in_a_row >= FEWEST && in_a_row >= alike {
+            let first = line.stream.unwrap_or(0);
+            let _ = writeln!(text, "{indent}for stream in streams[{first}:{}]:{comment}", first + in_a_row);
+            let done = line.text.replace("{}", size).replace("{stream}", "stream");
+            let _ = writeln!(text, "{indent}    {done}");
+            at += in_a_row;
+            continue;
+        }
+        let named = line.stream.map(|number| format!("streams[{number}]")).unwrap_or_default();
         if alike >= FEWEST {
             let sizes = lines[at..at + alike].iter().filter_map(|it| known[*it as usize].size.as_deref());
             for row in rows(sizes) {
                 let _ = writeln!(text, "{indent}for n in ({row}):{comment}");
-                let _ = writeln!(text, "{indent}    {}", line.text.replace("{}", "n"));
+                let done = line.text.replace("{}", "n").replace("{stream}", &named);
+                let _ = writeln!(text, "{indent}    {done}");
             }
             at += alike;
             continue;
         }
-        let done = line.text.replace("{}", line.size.as_deref().unwrap_or("{}"));
+        let done = line.text.replace("{}", size).replace("{stream}", &named);
         let _ = writeln!(text, "{indent}{done}{comment}");
         at += 1;
     }
@@ -77,7 +104,8 @@ fn write_lines(text: &mut String, known: &[&Line], lines: &[u32], depth: usize) 
 
 /// Whether two lines differ in nothing but a size.
 fn is_alike(one: &Line, other: &Line) -> bool {
-    one.size.is_some() && other.size.is_some() && one.text == other.text && one.role == other.role
+    let is_same = one.text == other.text && one.role == other.role && one.stream == other.stream;
+    one.size.is_some() && other.size.is_some() && is_same
 }
 
 /// Sizes in rows that are not too long for a line. What they have in common stands before them.

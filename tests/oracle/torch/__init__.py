@@ -5,6 +5,7 @@
 Every call goes to the harness (`harness.cpp`), which runs the allocator of that release on a stub of CUDA. ORACLE_MEMORY is the memory of the
 device in bytes (80 GiB), ORACLE_DESCENDING=1 hands out addresses from above.
 """
+import ctypes
 import os
 import signal
 import subprocess
@@ -28,7 +29,8 @@ class Harness:
         self.say(f"live {TOTAL} {0 if os.environ.get('ORACLE_DESCENDING') else 1}")
 
     def say(self, command):
-        self.process.stdin.write(command + "\n")
+        if not self.process.stdin.closed:  # as for tensors that outlive the program
+            self.process.stdin.write(command + "\n")
 
     def ask(self, command):
         self.say(command)
@@ -106,6 +108,19 @@ class Stream:
         harness.say(f"finish {self.index}")
 
 
+class ExternalStream(Stream):
+    def __init__(self, handle):
+        self.index = handle
+
+
+class Cudart:
+    @staticmethod
+    def cudaStreamCreate(at):
+        cuda.n_created += 1
+        ctypes.c_size_t.from_address(at).value = 1000 + cuda.n_created
+        return 0
+
+
 class OnStream:
     def __init__(self, stream):
         self.stream = stream
@@ -151,6 +166,9 @@ class InPool:
 class cuda:
     OutOfMemoryError = OutOfMemoryError
     Stream = Stream
+    ExternalStream = ExternalStream
+    cudart = Cudart
+    n_created = 0
     MemPool = MemPool
     n_pools = 0
 

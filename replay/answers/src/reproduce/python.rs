@@ -17,8 +17,10 @@ use super::program::{PoolKind, Program, Step};
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// Streams that hold up the reuse of memory; PyTorch has 32 of each priority (c10/cuda/CUDAStream.cpp).
+/// Streams that hold up the reuse of memory.
 const MOST_DELAYS: usize = 8;
+/// `torch.cuda.Stream()` hands the same streams out again after so many (`kStreamsPerPool`, c10/cuda/CUDAStream.cpp).
+const MOST_STREAMS: usize = 32;
 
 /// The whole file.
 pub fn python(of: &Reproduction, wants_roles: bool, is_exact: bool) -> String {
@@ -48,6 +50,10 @@ pub fn python(of: &Reproduction, wants_roles: bool, is_exact: bool) -> String {
     if program.pools.len() > 1 {
         line(&mut text, "import contextlib");
     }
+    let body = Body::of(program, wants_roles);
+    if body.has_many_streams() {
+        line(&mut text, "import ctypes");
+    }
     line(&mut text, "import os\nimport sys\n");
     let variable = variables(Some(program.profile.version))[0];
     let settings = settings(&program.options, program.profile.version);
@@ -60,7 +66,6 @@ pub fn python(of: &Reproduction, wants_roles: bool, is_exact: bool) -> String {
         line(&mut text, &format!("os.environ[\"{variable}\"] = \"{settings}\""));
     }
     text.push_str(IMPORT);
-    let body = Body::of(program, wants_roles);
     constants(&mut text, of, &body);
     text.push_str(&helpers(program, &body, is_exact));
     text.push_str(&body.text);
@@ -161,7 +166,8 @@ struct Body {
     text: String,
     /// Names of the tensors that live at the end, with their numbers.
     live: Vec<(String, u32)>,
-    is_delayed: bool,
+    /// Streams beside the default one, and those that delay the reuse of memory.
+    n_streams: [usize; 2],
     has_refusals: bool,
 }
 
@@ -182,7 +188,7 @@ impl Body {
         for (at, step) in program.steps.iter().enumerate() {
             match *step {
                 Step::Alloc(tensor) => {
-                    let (size, place) = arguments(program, tensor);
+                    let (size, stream, place) = arguments(program, tensor);
                     let role = program.tensors[tensor as usize].role.filter(|_| wants_roles);
                     let text = match is_given_back[tensor as usize] {
                         // What is dropped at once needs no name.
@@ -196,7 +202,7 @@ impl Body {
                             format!("keep.append(empty({{}}{place}))")
                         }
                     };
-                    lines.push(Line { text, size: Some(size), role });
+                    lines.push(Line { text, size: Some(size), stream, role });
                 }
                 Step::Free(_) if std::mem::take(&mut is_passing) => {}
                 Step::Free(tensor) => {
@@ -205,7 +211,7 @@ impl Body {
                         Some(line) if line.text.starts_with("del ") && line.text.len() < 90 => {
                             let _ = write!(line.text, ", {name}");
                         }
-                        _ => lines.push(Line { text: format!("del {name}"), size: None, role: None }),
+                        _ => lines.push(Line::of(format!("del {name}"))),
                     }
                 }
                 Step::Drop(tensor) => {
@@ -214,54 +220,48 @@ impl Body {
                     let free = (0..MOST_DELAYS).find(|it| !delays.values().any(|used| used == it));
                     let delay = free.unwrap_or(MOST_DELAYS - 1);
                     delays.insert(tensor, delay);
-                    lines.push(Line {
-                        text: format!("still_used(delays[{delay}], {name}); del {name}"),
-                        size: None,
-                        role: None,
-                    });
+                    lines.push(Line::of(format!("still_used(delays[{delay}], {name}); del {name}")));
                 }
                 Step::Done(tensor) => {
                     if let Some(delay) = delays.remove(&tensor) {
-                        let text = format!("delays[{delay}].synchronize()");
-                        lines.push(Line { text, size: None, role: None });
+                        lines.push(Line::of(format!("delays[{delay}].synchronize()")));
                     }
                 }
-                Step::Trim => {
-                    lines.push(Line { text: "torch.cuda.empty_cache()".into(), size: None, role: None })
-                }
-                Step::Release(pool) => {
-                    lines.push(Line { text: format!("pool{pool}.release()"), size: None, role: None });
-                }
+                Step::Trim => lines.push(Line::of("torch.cuda.empty_cache()".into())),
+                Step::Release(pool) => lines.push(Line::of(format!("pool{pool}.release()"))),
                 Step::Refused(tensor) => {
-                    let (size, place) = arguments(program, tensor);
-                    let arguments = format!("{size}{place}");
+                    let (size, stream, place) = arguments(program, tensor);
                     has_refusals = true;
                     let text = match at == last {
-                        true => format!("is_refused = refuses({arguments})"),
-                        false => format!("must(refuses({arguments}))"),
+                        true => format!("is_refused = refuses({size}{place})"),
+                        false => format!("must(refuses({size}{place}))"),
                     };
-                    lines.push(Line { text, size: None, role: None });
+                    lines.push(Line { stream, ..Line::of(text) });
                 }
             }
         }
         let live = kept.iter().enumerate().map(|(index, tensor)| (format!("keep[{index}]"), *tensor));
         let text = folded(&lines);
-        Body { text, live: live.collect(), is_delayed, has_refusals }
+        let n_streams = usize::from(program.n_streams.saturating_sub(1));
+        let n_delays = if is_delayed { MOST_DELAYS } else { 0 };
+        Body { text, live: live.collect(), n_streams: [n_streams, n_delays], has_refusals }
+    }
+
+    /// More than `torch.cuda.Stream()` tells apart.
+    fn has_many_streams(&self) -> bool {
+        self.n_streams.iter().sum::<usize>() > MOST_STREAMS
     }
 }
 
-/// What `empty` is called with.
-fn arguments(program: &Program, tensor: u32) -> (String, String) {
+/// What `empty` is called with: the size, the number of the stream, and all arguments after the size.
+fn arguments(program: &Program, tensor: u32) -> (String, Option<usize>, String) {
     let tensor = program.tensors[tensor as usize];
-    let stream = match tensor.stream {
-        0 => String::new(),
-        stream => format!(", stream=streams[{}]", stream - 1),
-    };
-    let pool = match tensor.pool {
-        0 => String::new(),
-        pool => format!(", pool=pool{pool}"),
-    };
-    (size(tensor.bytes), format!("{stream}{pool}"))
+    let stream = usize::from(tensor.stream).checked_sub(1);
+    let mut place = if stream.is_some() { ", stream={stream}".to_owned() } else { String::new() };
+    if tensor.pool != 0 {
+        let _ = write!(place, ", pool=pool{}", tensor.pool);
+    }
+    (size(tensor.bytes), stream, place)
 }
 
 /// Names of tensors: the first that is free, so that steps that repeat read alike.
@@ -321,12 +321,18 @@ keep = []  # memory that is never freed
 
 fn helpers(program: &Program, body: &Body, is_exact: bool) -> String {
     let mut text = NOT_HERE.to_owned();
-    let streams = program.n_streams.saturating_sub(1);
-    if streams > 0 {
-        line(&mut text, &format!("streams = [torch.cuda.Stream() for _ in range({streams})]"));
+    let [n_streams, n_delays] = body.n_streams;
+    let stream = match body.has_many_streams() {
+        true => "new_stream()",
+        false => "torch.cuda.Stream()",
+    };
+    if body.has_many_streams() {
+        text.push_str(NEW_STREAM);
     }
-    if body.is_delayed {
-        line(&mut text, &format!("delays = [torch.cuda.Stream() for _ in range({MOST_DELAYS})]"));
+    for (name, n) in [("streams", n_streams), ("delays", n_delays)] {
+        if n > 0 {
+            line(&mut text, &format!("{name} = [{stream} for _ in range({n})]"));
+        }
     }
     let has_graph_pools = program.pools.iter().skip(1).any(|kind| *kind == PoolKind::Graph);
     if has_graph_pools {
@@ -336,7 +342,7 @@ fn helpers(program: &Program, body: &Body, is_exact: bool) -> String {
         text.push_str(MEM_POOL);
     }
     let has_pools = program.pools.len() > 1;
-    text.push_str(match (streams > 0, has_pools) {
+    text.push_str(match (n_streams > 0, has_pools) {
         (false, false) => EMPTY,
         (true, false) => EMPTY_ON_STREAM,
         (_, true) => EMPTY_IN_POOL,
@@ -347,7 +353,7 @@ fn helpers(program: &Program, body: &Body, is_exact: bool) -> String {
     if body.text.contains("must(") {
         text.push_str(MUST);
     }
-    if body.is_delayed {
+    if n_delays > 0 {
         text.push_str(STILL_USED);
     }
     if is_exact {
@@ -389,6 +395,17 @@ const EMPTY_IN_POOL: &str = "
 def empty(n, stream=None, pool=contextlib.nullcontext()):
     with torch.cuda.stream(stream), pool:
         return torch.empty(n, dtype=torch.uint8, device=\"cuda\")
+";
+
+const NEW_STREAM: &str = "
+
+def new_stream():
+    \"\"\"A stream of its own: torch.cuda.Stream() hands out the same 32 again and again.\"\"\"
+    handle = ctypes.c_size_t()
+    torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
+    return torch.cuda.ExternalStream(handle.value)
+
+
 ";
 
 const GRAPH_POOL: &str = "

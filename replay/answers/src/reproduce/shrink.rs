@@ -78,6 +78,7 @@ impl Shrinker<'_, '_> {
         self.round_sizes();
         self.units();
         self.round_limit();
+        self.attempt(with_streams_in_order(&self.program));
     }
 
     /// Takes a candidate if it still comes to the same. Its limit may be lower.
@@ -367,6 +368,22 @@ fn without(program: &Program, units: &[Unit]) -> Program {
     let left = program.steps.iter().zip(&steps_out);
     let left = left.filter(|(step, out)| !**out && !step.tensor().is_some_and(|it| is_out[it as usize]));
     other.steps.extend(left.map(|(step, _)| *step));
+    other
+}
+
+/// The same with streams numbered as they are first used, so that rows of streams read as loops.
+fn with_streams_in_order(program: &Program) -> Program {
+    let mut order: Vec<u16> = vec![0];
+    for tensor in program.steps.iter().filter_map(|step| step.tensor()) {
+        let stream = program.tensors[tensor as usize].stream;
+        if !order.contains(&stream) {
+            order.push(stream);
+        }
+    }
+    let mut other = program.clone();
+    for tensor in &mut other.tensors {
+        tensor.stream = order.iter().position(|it| *it == tensor.stream).unwrap_or(0) as u16;
+    }
     other
 }
 

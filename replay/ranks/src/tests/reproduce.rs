@@ -36,10 +36,17 @@ fn ranks_that_ask_for_different_sizes_do_so_in_the_program() {
 #[test]
 fn ranks_that_use_communicators_in_another_order_do_so_in_the_program() {
     let found = calls(&["init:w init:x AR8 x.AR8 AR8 x.AR8!", "init:w init:x AR8 x.AR8 x.AR8 AR8!"]);
-    // All calls are alike on each: nothing says that it hangs but the order, of which both ended at the same number.
-    assert!(found.contains("are the same on all"), "{found}");
+    let [first, second] = [0, 1].map(|group| format!("all_reduce({group}, 8, \"float32\", \"SUM\")"));
+    let loops = format!("for _ in range(2): {first} {second}");
+    assert_eq!(found, format!("def rank_0(): {loops} def rank_1(): {first} {second} {second} {first}"));
     let found = calls(&["init:w init:x AR8 x.AR8 AR16!", "init:w init:x AR8 x.AR8 x.AR16!"]);
     assert!(found.contains("all_reduce(0, 16") && found.contains("all_reduce(1, 16"), "{found}");
+}
+
+#[test]
+fn sends_of_another_size_than_received_are_in_the_program() {
+    let found = calls(&["init:w AR8 S1:64!", "init:w AR8 R0:32!"]);
+    assert!(found.contains("send(0, 64, ") && found.contains("receive(0, 32, "), "{found}");
 }
 
 #[test]
@@ -50,7 +57,7 @@ fn a_receive_without_a_send_is_in_the_program() {
 
 #[test]
 fn a_healthy_job_has_no_program() {
-    assert!(calls(&["init:w AR8 AR8", "init:w AR8 AR8"]).contains("are the same on all"));
+    assert!(calls(&["init:w AR8 AR8", "init:w AR8 AR8"]).contains("the same calls in the same order"));
 }
 
 #[test]

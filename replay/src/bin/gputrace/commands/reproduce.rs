@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use clap::{ArgMatches, Args};
-use gputrace_replay::answers::reproduce::{self, Progress, Reproduction, cuda};
+use gputrace_replay::answers::reproduce::{self, Goal, Progress, Reproduction, cuda};
 use gputrace_replay::import::Requests;
 use gputrace_replay::ranks::jobs;
 use gputrace_replay::ranks::reproduce as collectives;
 use gputrace_replay::report::model::{Mood, Part, Report};
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
+use gputrace_sim::bytes::iec;
 use gputrace_sim::ops::{Op, OpStream};
 use serde_json::json;
 
@@ -119,7 +120,15 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     trace.notes.iter().for_each(|note| complain!("{shown}: {note}"));
     let stream = chosen(&trace.devices, args.device).map_err(|why| anyhow!("{shown}: {why}"))?;
     let roles = if args.no_roles { vec![] } else { reproduce::purposes(&source, stream) };
-    let found = reproduced(&args, stream, &roles).map_err(|why| anyhow!("{shown}: {why}"))?;
+    let mut found = reproduced(&args, stream, &roles).map_err(|why| anyhow!("{shown}: {why}"))?;
+    if let Goal::Peak { .. } = found.goal
+        && let Ok(other) = cuda::reproduce(&source, Some(stream.device), false)
+    {
+        let refused = iec(other.refused.bytes);
+        found.notes.push(format!(
+            "outside PyTorch's allocator, the driver refused {refused}: --cuda reproduces this"
+        ));
+    }
     let text = reproduce::python(&found, !args.no_roles, args.exact);
     let n_lines = text.lines().count();
     write_whole(&args.output, args.force, |file| file.write_all(text.as_bytes()))?;
