@@ -75,13 +75,30 @@ pub fn in_two_parts(settings: &[String]) -> (Vec<&str>, Vec<&str>) {
     settings.iter().map(String::as_str).partition(|options| !may_make_no_difference(options))
 }
 
-/// What was set, and then what people are advised to set, as far as a release accepts it.
+/// What was set, then that without one of its options, and then what people are advised to set, as far as a release accepts it.
 ///
 /// # Errors
 /// When the release was not measured.
 pub fn advised(version: (u8, u8), recorded: &str) -> Result<Vec<String>, OptionError> {
-    let others = ADVISED.into_iter().filter(|options| *options != recorded);
-    accepted(version, std::iter::once(recorded).chain(others).map(str::to_owned).collect())
+    let parts = parts(recorded);
+    let others = ADVISED.into_iter().map(str::to_owned);
+    let others = others.filter(|options| options != recorded && !parts.contains(options));
+    let others: Vec<String> = others.collect();
+    accepted(version, std::iter::once(recorded.to_owned()).chain(parts).chain(others).collect())
+}
+
+/// A setting without one of its options, for each; and without any. The same options in another order are none.
+pub fn parts(options: &str) -> Vec<String> {
+    let all: Vec<&str> = options.split(',').filter(|option| !option.trim().is_empty()).collect();
+    let without = |left_out: usize| {
+        let rest = all.iter().enumerate().filter(|(at, _)| *at != left_out).map(|(_, option)| *option);
+        rest.collect::<Vec<_>>().join(",")
+    };
+    let mut parts: Vec<String> = (0..all.len()).map(without).collect();
+    if all.len() > 1 {
+        parts.push(String::new());
+    }
+    parts
 }
 
 fn joined(start: &str, option: &str) -> String {

@@ -7,7 +7,7 @@ use gputrace_schemas::event::{Bytes, Frame, Nanos, StackId};
 use gputrace_sim::stacks::python_package;
 use rustc_hash::FxHashMap;
 
-use crate::holdings::{Holding, Partition};
+use crate::holdings::{Holding, Partition, failed_at};
 use crate::lives::{Life, Lives, NEVER};
 use crate::piles::{self, Pile};
 use crate::roles::{self, Roles};
@@ -18,6 +18,8 @@ use gputrace_trace::ledger::{Ledger, SiteId};
 
 /// Most sizes that are kept of one line.
 const MOST_SIZES: usize = 4096;
+/// Most requests that are kept of the line whose request failed.
+const MOST_REQUESTS: usize = 1 << 16;
 
 /// Memory held at a moment.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +38,8 @@ pub struct HeldAt {
     pub piles: Vec<Pile>,
     /// What models had made as they ran and freed before a backward pass began, if none waited for more: of failures and peaks.
     pub evaluated: Bytes,
+    /// What the line of the request that failed then had requested before: when, and how much. The latest.
+    pub requested_before: Vec<(Nanos, Bytes)>,
 }
 
 /// Memory that one line held for one purpose.
@@ -65,6 +69,8 @@ pub struct Holder {
     pub rising_sizes: u64,
     /// The program's line that called the model, if the stack is in one.
     pub caller: String,
+    /// Blocks that models requested between the first of it and that moment.
+    pub worked_since: u64,
 }
 
 macro_rules! signs {
@@ -110,6 +116,8 @@ signs! {
     Attention,
     /// In a backward pass that `torch.autograd.grad` began.
     Grad,
+    /// In `Module.double`.
+    Double,
 }
 
 /// Several of these.
@@ -165,6 +173,9 @@ impl Signs {
             let file = file.rsplit('/').next().unwrap_or_default();
             ["attention", "attn"].iter().any(|word| name.contains(word) || file.contains(word))
         });
+        let is_double = lines.iter().any(|(function, file, _)| {
+            file.ends_with("/torch/nn/modules/module.py") && function.contains("Module.double")
+        });
         let is_native_engine = stack.frames.iter().filter_map(|frame| definitions.frame(*frame)).any(
             |frame| matches!(frame, Frame::Native { function, .. } if function.contains("torch::autograd::Engine::")),
         );
@@ -177,6 +188,7 @@ impl Signs {
         let facts = roles::places(definitions, id);
         Signs::default()
             .with(Sign::Grad, is_grad)
+            .with(Sign::Double, is_double)
             .with(Sign::Load, is_load)
             .with(Sign::Foreach, is_foreach)
             .with(Sign::Hook, is_hook)
@@ -234,8 +246,13 @@ impl HeldAt {
         let mut by_line: FxHashMap<(SiteId, u16, Signs), Holder> = FxHashMap::default();
         let mut bytes = 0_u64;
         let known = lives.list.iter().zip(&roles.of_lives).zip(signs);
-        let own = known.filter(|((life, _), _)| life.device == device && is_held(life));
+        let own = known.filter(|((life, _), _)| life.device == device && life.since <= time);
+        let mut n_worked = 0;
         for ((life, role), signs) in own {
+            n_worked += u64::from(signs.has(Sign::Forward));
+            if !is_held(life) {
+                continue;
+            }
             bytes = bytes.saturating_add(life.bytes.0);
             let holder = by_line.entry((life.site, *role, *signs)).or_insert_with(|| Holder {
                 site: life.site,
@@ -250,6 +267,7 @@ impl HeldAt {
                 before: Bytes(0),
                 rising_sizes: 0,
                 caller: String::new(),
+                worked_since: n_worked,
             });
             holder.bytes.0 += life.bytes.0;
             holder.blocks += 1;
@@ -269,6 +287,7 @@ impl HeldAt {
                 holder.rising_sizes = if course.falls { 0 } else { course.n_sizes };
             }
             holder.caller = caller_of_model(definitions, holder.stack).unwrap_or_default();
+            holder.worked_since = n_worked - holder.worked_since;
         }
         holders.sort_by_key(|holder| (Reverse(holder.bytes), holder.site, holder.role, holder.signs));
         let piles = piles::of(lives, roles, definitions, device, Bytes(bytes), &is_held);
@@ -280,6 +299,13 @@ impl HeldAt {
         let partition = Partition::of(known, &self, &is_held);
         self.holdings = partition.holdings(known, &self, &is_held);
         self.evaluated = partition.evaluated(known, &is_held);
+        if let Some(error) = failed_at(known.ledger, self.device, self.time) {
+            let of_line = known.lives.list.iter().rev().filter(|life| {
+                life.device == self.device && life.site == error.site && life.since <= self.time
+            });
+            self.requested_before =
+                of_line.take(MOST_REQUESTS).map(|life| (life.since, life.requested)).collect();
+        }
         self
     }
 

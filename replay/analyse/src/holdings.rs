@@ -749,7 +749,7 @@ impl Loops {
 }
 
 /// The request of PyTorch's that failed at that time.
-fn failed_at(ledger: &Ledger, device: i16, time: Nanos) -> Option<&TorchOom> {
+pub(crate) fn failed_at(ledger: &Ledger, device: i16, time: Nanos) -> Option<&TorchOom> {
     ledger.devices.get(&device)?.torch.as_ref()?.ooms.last().filter(|error| error.time == time)
 }
 

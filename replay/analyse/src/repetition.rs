@@ -360,6 +360,16 @@ impl<'a> Rounds<'a> {
         Some(Repeated { by: By::Own, turns: None, left, bytes, each, is_to_the_end: true })
     }
 
+    /// In which turn each of these times is: of the line that calls the model of a stack, else of rounds of work. None where nothing recurs.
+    #[must_use]
+    pub fn turns_of(&self, stack: StackId, times: &[Nanos]) -> Option<Vec<usize>> {
+        let turns = match self.ledger.sites.model_call(stack) {
+            Some(call) => self.repetition.turns.get(&call.caller)?.times(),
+            None => Times::Begins(&self.rounds),
+        };
+        (!turns.list().is_empty()).then(|| times.iter().map(|time| turns.turn(*time)).collect())
+    }
+
     /// In how many rounds of work, which are steps and calls of a model, a line left memory, of those since it first did.
     #[must_use]
     pub fn by_rounds(&self, kept: &[Kept], until: Nanos) -> Repeated {

@@ -20,6 +20,7 @@ pub mod predict_ranks;
 pub mod remedies;
 pub mod replay;
 pub mod reproduce;
+mod still;
 pub mod tree;
 pub mod tune;
 pub mod verdict;

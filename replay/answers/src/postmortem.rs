@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gputrace_schemas::event::{Bytes, Event};
+use gputrace_schemas::event::{Bytes, Event, Nanos};
 use gputrace_sim::ops::{Op, OpStream};
 use gputrace_sim::policies::torch;
 
 use crate::caught::{self, Caught, CaughtOom};
 use crate::leaks::{GrowingSite, Leaks, Suppressions, Wanted};
-use crate::remedies::{Capacity, Remedy, remedies, remedies_section};
+use crate::remedies::{Capacity, Trial, remedies, remedies_section};
 use crate::whatif::Machine;
 use gputrace_analyse::fragmentation::Fragmentation;
 use gputrace_analyse::growth::Growth;
+use gputrace_analyse::held::HeldAt;
 use gputrace_analyse::live;
+use gputrace_analyse::repetition::Rounds;
 use gputrace_analyse::story::Story;
 use gputrace_report::model::{Mood, Section, Table, Value};
 use gputrace_report::sections::POSTMORTEM;
@@ -31,6 +33,45 @@ pub struct Postmortem {
     pub caught: Vec<CaughtOom>,
     /// Memory that kept growing up to the end.
     pub leaks: Leaks,
+    /// What the line whose request failed requested in earlier turns, by device.
+    pub usual: BTreeMap<i16, Usual>,
+}
+
+/// What a line requested in earlier turns of the work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Usual {
+    /// The largest request of a turn: the median.
+    pub median: Bytes,
+    /// The largest of all.
+    pub largest: Bytes,
+    /// Turns in which it requested something.
+    pub turns: u64,
+}
+
+impl Usual {
+    /// Of the lines whose requests failed.
+    fn of(story: &Story, rounds: &Rounds<'_>) -> BTreeMap<i16, Usual> {
+        let failures = story.lifetimes.iter().flat_map(|lifetimes| &lifetimes.at_failure);
+        failures.filter_map(|held| Some((held.device, Usual::of_line(story, held, rounds)?))).collect()
+    }
+
+    fn of_line(story: &Story, held: &HeldAt, rounds: &Rounds<'_>) -> Option<Usual> {
+        let error = story.ledger.devices.get(&held.device)?.torch.as_ref()?.ooms.last()?;
+        let times: Vec<Nanos> =
+            held.requested_before.iter().map(|(time, _)| *time).chain([error.time]).collect();
+        let turns = rounds.turns_of(error.stack, &times)?;
+        let (now, before) = turns.split_last()?;
+        let mut by_turn: BTreeMap<usize, Bytes> = BTreeMap::new();
+        // What this turn requested there before it failed is of the same input.
+        for (turn, (_, size)) in before.iter().zip(&held.requested_before).filter(|(turn, _)| *turn != now) {
+            let largest = by_turn.entry(*turn).or_default();
+            *largest = (*largest).max(*size);
+        }
+        let mut sizes: Vec<Bytes> = by_turn.into_values().collect();
+        sizes.sort_unstable();
+        let (median, largest) = (*sizes.get(sizes.len() / 2)?, *sizes.last()?);
+        Some(Usual { median, largest, turns: sizes.len() as u64 })
+    }
 }
 
 /// The part of a device's peak that must have grown for an error to be called the end of a leak: one in so many.
@@ -119,7 +160,8 @@ impl Postmortem {
             &mut Suppressions::default(),
         );
         let caught = caught.finish(&story.ledger);
-        Postmortem { story, fragmentation: last.fragmentation(source), caught, leaks }
+        let usual = Usual::of(&story, &Rounds::of(&story.ledger, source.definitions(), growth.repetition()));
+        Postmortem { story, fragmentation: last.fragmentation(source), caught, leaks, usual }
     }
 
     /// Of a story whose growth was watched. What was caught is looked for where a program continued after an error, and how memory was cut up where
@@ -133,7 +175,8 @@ impl Postmortem {
             &Wanted::default(),
             &mut Suppressions::default(),
         );
-        let mut found = Postmortem { story, fragmentation: BTreeMap::new(), caught: vec![], leaks };
+        let usual = Usual::of(&story, &Rounds::of(&story.ledger, source.definitions(), growth.repetition()));
+        let mut found = Postmortem { story, fragmentation: BTreeMap::new(), caught: vec![], leaks, usual };
         if found.torch_devices().any(|device| found.went_on_after(device, <[TorchOom]>::first) > 0) {
             let mut caught = Caught::new(source.definitions());
             let again = Story::watched(source, &mut caught);
@@ -154,19 +197,13 @@ impl Postmortem {
         error.map_or(0, |(torch, error)| torch.allocations.saturating_sub(error.allocations_before))
     }
 
-    /// The recorded setting, and the one that would have made it fit or perhaps would have, where there is one.
+    /// What other settings would have made of the requests up to the last error of a device.
     ///
     /// # Errors
     /// Why that cannot be told.
-    pub(super) fn remedy(
-        &self,
-        device: i16,
-        stream: &OpStream,
-    ) -> Result<(Option<Remedy>, Option<Remedy>), String> {
+    pub(super) fn trial(&self, device: i16, stream: &OpStream) -> Result<Trial, String> {
         let capacity = self.capacity(device).ok_or("PyTorch's limit is not known")?;
-        let trial = remedies(stream, capacity, None)?;
-        let (recorded, best) = trial.best()?;
-        Ok((recorded.cloned(), best.cloned()))
+        remedies(stream, capacity, None)
     }
 
     /// The last error of a device that PyTorch raised.

@@ -164,6 +164,17 @@ impl Trial {
         let fits = self.remedies.iter().skip(1).find(|remedy| remedy.verdict != Verdict::RunsOut);
         self.doubt.as_deref().map_or_else(|| Ok((self.remedies.first(), fits)), Err)
     }
+
+    /// The recorded setting, and a part of it with which everything fits: without one of its options, or without any.
+    pub(super) fn without_an_option(&self) -> Option<(&Remedy, &Remedy)> {
+        let recorded = self.remedies.first().filter(|_| self.doubt.is_none())?;
+        let parts = tune::parts(&recorded.options);
+        // The longest part first: each option that stays was somebody's choice.
+        let fits = |part: &String| {
+            self.remedies[1..].iter().find(|it| it.options == *part && it.verdict == Verdict::Fits)
+        };
+        Some((recorded, parts.iter().find_map(fits)?))
+    }
 }
 
 /// Replays the requests up to the error with other settings, where so much may be reserved.
@@ -509,7 +520,7 @@ pub(super) fn remedies_section(
                 Some(each) => format!("by about {} steps", left / each.0),
                 None => "by the amount that it saves".to_owned(),
             };
-            let options = &best.options;
+            let options = options(best);
             section.line(
                 Mood::Note,
                 format!("the growth would continue: {options} would only postpone the error, {steps}"),

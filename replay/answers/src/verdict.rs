@@ -9,15 +9,16 @@ use std::cmp::Reverse;
 
 use gputrace_schemas::event::{Bytes, NO_DEVICE};
 use gputrace_sim::effort;
-use gputrace_sim::ops::OpStream;
-use gputrace_sim::whatif::Confidence;
 
-use crate::causes::external_fragmentation::in_words;
+use crate::causes::external_fragmentation;
 use crate::causes::facts::device;
-use crate::causes::{Case, Cause, Facts, Failure, Fix, Found, another_pool, growth, holdings, ranked};
+use crate::causes::{
+    Case, Cause, Facts, Failure, Fix, Found, another_pool, growth, holdings, ranked, streams_made_anew,
+};
 use crate::leaks::RoseSite;
 use crate::postmortem::Postmortem;
-use crate::remedies::{AS_FAR_AS_RECORDED, Verdict};
+use crate::remedies::Trial;
+use crate::still::Still;
 use gputrace_analyse::growth::Course;
 use gputrace_analyse::story::{End, Story};
 use gputrace_report::history;
@@ -344,13 +345,13 @@ impl Evidence<'_> {
     /// A request that failed without a cause that is known: what is, and what would have helped.
     fn without_cause(&self, failure: Failure<'_>, what: String) -> Finding {
         let (what, site, sure, fix) = match failure {
-            Failure::Torch(ordinal, error) => {
+            Failure::Torch(_, error) => {
                 let (fix, sure) = match self.facts.requests() {
                     None => (
                         None,
                         "certain that it ran out; `gputrace oom` shows what would have helped".to_owned(),
                     ),
-                    Some(_) => self.setting_that_fits(ordinal),
+                    Some(_) => self.setting_that_fits(),
                 };
                 (format!("{what}: {}", why(error)), error.site, sure, fix)
             }
@@ -369,12 +370,11 @@ impl Evidence<'_> {
     }
 
     /// The setting that would have made it fit, and how sure that is.
-    fn setting_that_fits(&self, ordinal: i16) -> (Option<Fix>, String) {
-        let stream: Option<&OpStream> = self.facts.stream_of(ordinal);
-        let Some(stream) = stream else {
+    fn setting_that_fits(&self) -> (Option<Fix>, String) {
+        let Some(trial) = self.facts.trial() else {
             return (None, "certain that it ran out; its requests cannot be replayed".into());
         };
-        match self.found.remedy(ordinal, stream) {
+        match trial.as_ref().map_err(String::as_str).and_then(Trial::best) {
             // Every verdict repeats the doubts of its story.
             Err(_) if self.story.doubts().is_some() => {
                 (None, "certain that it ran out, but not what would have helped".into())
@@ -385,20 +385,8 @@ impl Evidence<'_> {
                 "certain: replayed with the settings that are usually recommended".into(),
             ),
             Ok((recorded, Some(best))) => {
-                let before = recorded.map_or_else(String::new, |recorded| {
-                    format!(", and {} as recorded", bytes(recorded.peak_reserved))
-                });
-                let worth = format!("{}: needs {}{before}", so_far(best.verdict), bytes(best.peak_reserved));
-                let what = Value::Command(format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options));
-                let how = match (best.verdict, best.confidence) {
-                    (Verdict::Fits, Confidence::Exact) => AS_FAR_AS_RECORDED,
-                    (_, confidence) => in_words(confidence),
-                };
-                let sure = format!(
-                    "{how}: {} requests up to the error were replayed",
-                    count(stream.n_requests() as u64)
-                );
-                (Some(Fix { what, worth }), sure)
+                let (fix, sure) = external_fragmentation::setting(self.facts, recorded, best);
+                (Some(fix), sure)
             }
         }
     }
@@ -522,17 +510,36 @@ impl Evidence<'_> {
             }
             (None, _) => String::new(),
         };
+        let still = self.facts.requests().and_then(|trace| Still::of(&trace.devices));
+        let facts: String = still.iter().flat_map(Still::facts).map(|fact| format!("; {fact}")).collect();
+        let site = known.map_or_else(String::new, |most| self.facts.site(most.site));
+        let next = self.command("report --all");
+        if let Some(aside) = still.as_ref().and_then(Still::aside) {
+            return Finding {
+                kind: Kind::Of(crate::causes::Kind::Wasted),
+                cause: streams_made_anew::IDLE.name,
+                what: format!("{aside}{most}{facts}"),
+                site,
+                sure: "certain of this moment; whether the stream requests memory again is not recorded"
+                    .into(),
+                fix: Fix::words(
+                    "call `torch.cuda.empty_cache()` once after the work of that stream, or do it on the main stream",
+                    "",
+                ),
+                next,
+            };
+        }
         Finding {
             kind: Kind::CannotTell,
             cause: "",
-            what: format!("{}{most}", history::in_words(self.story).unwrap_or_default()),
-            site: known.map_or_else(String::new, |most| self.facts.site(most.site)),
+            what: format!("{}{most}{facts}", history::in_words(self.story).unwrap_or_default()),
+            site,
             sure: String::new(),
             fix: Some(Fix {
                 what: Value::text(format!("record one: {}", history::RECORD)),
                 worth: format!("then {}", history::DUMP),
             }),
-            next: self.command("report --all"),
+            next,
         }
     }
 
@@ -614,14 +621,6 @@ impl Evidence<'_> {
             false => self.command("report --all"),
         };
         Finding { kind, cause: "", what, site, sure, fix: None, next }
-    }
-}
-
-/// Whether a setting serves what was asked for up to the error: the step that failed has no end in the trace.
-fn so_far(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Fits => "fits so far",
-        Verdict::Perhaps | Verdict::RunsOut => verdict.name(),
     }
 }
 

@@ -13,6 +13,8 @@ use gputrace_report::model::{Item, Value};
 use gputrace_trace::scene::recording;
 use gputrace_trace::source::Source;
 
+#[path = "programs/evidence.rs"]
+mod evidence;
 #[path = "programs/healthy.rs"]
 mod healthy;
 #[path = "programs/ill.rs"]
@@ -80,7 +82,7 @@ fn screen(scene: fn(&mut Job)) -> Screen {
 #[test]
 fn the_first_screen_names_cause_and_line_of_each_ill_program() {
     let mut wrong = vec![];
-    for case in ill::CASES.iter().chain(later::ILL) {
+    for case in ill::CASES.iter().chain(later::ILL).chain(evidence::ILL) {
         let found = screen(case.scene);
         let is_right = case.causes.contains(&found.cause.as_str())
             && case.lines.iter().any(|line| found.site.contains(line));
@@ -101,7 +103,11 @@ fn the_first_screen_names_cause_and_line_of_each_ill_program() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     assert!(
         ill::CASES.len() >= 20
-            && ill::CASES.iter().chain(later::ILL).all(|case| case.thread.starts_with("https://"))
+            && ill::CASES
+                .iter()
+                .chain(later::ILL)
+                .chain(evidence::ILL)
+                .all(|case| case.thread.starts_with("https://"))
     );
 }
 
@@ -163,7 +169,7 @@ fn loader_workers_that_hold_a_context_and_nothing_else_are_named() {
 #[test]
 fn every_case_has_a_name_of_its_own() {
     let mut names: HashMap<&str, u32> = HashMap::new();
-    let ill = ill::CASES.iter().chain(later::ILL).map(|case| case.name);
+    let ill = ill::CASES.iter().chain(later::ILL).chain(evidence::ILL).map(|case| case.name);
     let all = ill.chain(healthy::CASES.iter().chain(later::HEALTHY).map(|case| case.name));
     all.for_each(|name| *names.entry(name).or_default() += 1);
     assert!(names.values().all(|n| *n == 1), "{names:?}");

@@ -95,15 +95,26 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: sum,
         sure: "likely: most of the memory in use was allocated by the model in this step, and no line grows from step to step".into(),
         fix: Fix::words(
-            match is_larger {
-                true => "use a smaller batch for the largest input, or limit the input size; or use activation checkpointing",
-                false => "use a smaller batch (try half first), or activation checkpointing (`torch.utils.checkpoint`)",
+            match (is_larger, n_models(facts) > 1) {
+                (true, _) => "use a smaller batch for the largest input, or limit the input size; or use activation checkpointing",
+                (false, true) => "run a model that is not trained (a teacher) under `torch.no_grad()`; else use a smaller batch, or activation checkpointing (`torch.utils.checkpoint`)",
+                (false, false) => "use a smaller batch (try half first), or activation checkpointing (`torch.utils.checkpoint`)",
             },
             // The step was not over: what half of it needs is not in the trace.
             "",
         ),
         verb: "oom",
     })
+}
+
+/// Lines of the program that moved a model to the device.
+fn n_models(facts: &Facts<'_>) -> usize {
+    let is_moved =
+        |holder: &&Holder| holder.signs.has(Sign::Model) && facts.site(holder.site).contains(" in Module.");
+    let mut sites: Vec<_> = facts.holders().filter(is_moved).map(|holder| holder.site).collect();
+    sites.sort_unstable();
+    sites.dedup();
+    sites.len()
 }
 
 fn has_stepped(facts: &Facts<'_>) -> bool {

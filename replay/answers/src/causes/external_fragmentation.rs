@@ -2,15 +2,17 @@
 
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::ops::OpStream;
+use gputrace_sim::policies::OptionError;
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 
 use super::facts::device;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use crate::remedies::{AS_FAR_AS_RECORDED, Remedy, Verdict};
 use gputrace_analyse::doubts;
 use gputrace_report::model::Value;
 use gputrace_report::sections::cache;
-use gputrace_trace::ledger::TorchBooks;
+use gputrace_trace::ledger::{SiteId, TorchBooks};
 use gputrace_trace::words::{bytes, count};
 
 /// Another setting is worth its name from this part of what was reserved on: one in so many.
@@ -23,9 +25,9 @@ const MUCH: u64 = 16;
 pub(super) const CAUSE: Cause = Cause {
     name: "external fragmentation",
     kind: Kind::Wasted,
-    needs: "segments that were allocated although as much memory was unused, to the end of the run or until a sixteenth of the card was unused",
-    against: "free memory on streams that no later request uses; a reserve that stopped growing on a card with room",
-    find: |facts| find(facts).filter(|(_, has_room)| !has_room).map(|(case, _)| case),
+    needs: "segments that were allocated although as much memory was unused, to the end of the run or until a sixteenth of the card was unused; or a failed request that is served, with all before it, by the same memory under another setting",
+    against: "free memory on streams that no later request uses; a reserve that stopped growing on a card with room; an option of the program's own setting without which it fits",
+    find: |facts| at_failure(facts).or_else(|| Some(find(facts).filter(|(_, has_room)| !has_room)?.0)),
 };
 
 /// The same on a card with room for it: PyTorch gives wholly free segments back before it fails.
@@ -37,8 +39,60 @@ pub(super) const WITH_ROOM: Cause = Cause {
     find: |facts| find(facts).filter(|(_, has_room)| *has_room).map(|(case, _)| case),
 };
 
-/// With whether the card has room for what lies unused.
-fn find(facts: &Facts<'_>) -> Option<(Case, bool)> {
+/// A request that failed although the same memory serves it, and all before it, under another setting.
+fn at_failure(facts: &Facts<'_>) -> Option<Case> {
+    let Failure::Torch(_, error) = facts.failure? else { return None };
+    let (recorded, best) = facts.remedy().filter(|(_, best)| best.verdict == Verdict::Fits)?;
+    let unused = Bytes(error.reserved.0.saturating_sub(error.allocated.0));
+    // A setting only postpones what grows.
+    if !facts.growing().is_empty()
+        || !facts.is_much(unused)
+        || super::own_setting::at_failure(facts).is_some()
+    {
+        return None;
+    }
+    let (fix, sure) = setting(facts, Some(recorded), best);
+    let free = error
+        .device
+        .map_or_else(String::new, |(free, _)| format!(", and {} of the device were free", bytes(free)));
+    Some(Case {
+        what: format!(
+            "{} in use and {} more reserved, in pieces that did not fit{free}",
+            bytes(error.allocated),
+            bytes(unused),
+        ),
+        site: facts.site(error.site),
+        bytes: unused,
+        sure,
+        fix: Some(fix),
+        verb: "oom",
+    })
+}
+
+/// A setting of the allocator that serves a request that failed, and how sure that is.
+pub(crate) fn setting(facts: &Facts<'_>, recorded: Option<&Remedy>, best: &Remedy) -> (Fix, String) {
+    let before = recorded
+        .map_or_else(String::new, |recorded| format!(", and {} as recorded", bytes(recorded.peak_reserved)));
+    // The step that failed has no end in the trace.
+    let so_far = match best.verdict {
+        Verdict::Fits => "fits so far",
+        Verdict::Perhaps | Verdict::RunsOut => best.verdict.name(),
+    };
+    let how = match (best.verdict, best.confidence) {
+        (Verdict::Fits, Confidence::Exact) => AS_FAR_AS_RECORDED,
+        (_, confidence) => in_words(confidence),
+    };
+    let n_requests =
+        facts.failure.and_then(|it| facts.stream_of(it.device())).map_or(0, OpStream::n_requests);
+    let fix = Fix {
+        what: command(&best.options),
+        worth: format!("{so_far}: needs {}{before}", bytes(best.peak_reserved)),
+    };
+    (fix, format!("{how}: {} requests up to the error were replayed", count(n_requests as u64)))
+}
+
+/// The device of which most lies unused, its books, and the line that mostly requested what did not fit there.
+pub(super) fn wasted<'a>(facts: &Facts<'a>) -> Option<(i16, &'a TorchBooks, SiteId)> {
     // What a failed request needs is found by replaying the run up to it.
     if matches!(facts.failure, Some(Failure::Torch(..))) {
         return None;
@@ -47,9 +101,9 @@ fn find(facts: &Facts<'_>) -> Option<(Case, bool)> {
         let (site, _) = cache::misfit_sites(torch).first().copied()?;
         Some((ordinal, torch, site))
     });
-    let (ordinal, torch, site) =
-        devices.max_by_key(|(_, torch, _)| torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0))?;
-    let unused = torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0);
+    let unused = |torch: &TorchBooks| torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0);
+    let (ordinal, torch, site) = devices.max_by_key(|(_, torch, _)| unused(torch))?;
+    let unused = unused(torch);
     if is_settled(facts, ordinal, torch) {
         return None;
     }
@@ -60,8 +114,19 @@ fn find(facts: &Facts<'_>) -> Option<(Case, bool)> {
     if super::streams_made_anew::stranded(facts, ordinal).is_some_and(|(bytes, _)| bytes.0 * 2 >= unused) {
         return None;
     }
+    Some((ordinal, torch, site))
+}
+
+/// With whether the card has room for what lies unused.
+fn find(facts: &Facts<'_>) -> Option<(Case, bool)> {
+    let (ordinal, torch, site) = wasted(facts)?;
+    let unused = torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0);
+    if super::own_setting::without_failure(facts).is_some() {
+        return None;
+    }
     let stream = facts.stream_of(ordinal);
-    let (fix, sure) = match stream.and_then(|stream| setting_that_saves(stream, torch.reserved.peak)) {
+    let advised = stream.and_then(|stream| setting_that_saves(stream, torch.reserved.peak));
+    let (fix, sure) = match advised {
         Some((fix, sure)) => (Some(fix), sure),
         None => (None, "certain: PyTorch's own totals".to_owned()),
     };
@@ -111,29 +176,55 @@ pub(crate) fn settled_in_words(facts: &Facts<'_>) -> Option<String> {
     ))
 }
 
-/// The setting that reserves least of those that people are advised to try, and how sure that is; none where it saves little, or
-/// where the replay of the recorded one is not what was recorded. `gputrace tune` tries more.
+/// The setting that reserves least of those that people are advised to try, and how sure that is; none where it saves little.
+/// `gputrace tune` tries more.
 fn setting_that_saves(stream: &OpStream, recorded_peak: Bytes) -> Option<(Fix, String)> {
+    let most = Bytes(recorded_peak.0.checked_sub(recorded_peak.0.div_ceil(WORTHWHILE).max(1))?);
+    let found = best_setting(stream, most, tune::advised)?;
+    let (before, after) = (bytes(recorded_peak), bytes(found.reserved));
+    let worth = format!("reserves {after} instead of {before}");
+    Some((Fix { what: command(&found.options), worth }, found.sure))
+}
+
+/// A setting that reserves less.
+pub(super) struct Better {
+    pub(super) options: String,
+    /// At most.
+    pub(super) reserved: Bytes,
+    pub(super) sure: String,
+}
+
+/// The setting to try that reserves least, if that is at most so much; none where the replay of the recorded one is not what was recorded.
+pub(super) fn best_setting(
+    stream: &OpStream,
+    most: Bytes,
+    to_try: impl FnOnce((u8, u8), &str) -> Result<Vec<String>, OptionError>,
+) -> Option<Better> {
     let laboratory = Laboratory::new(stream).ok()?;
     let check = laboratory.self_check(None);
     if doubts::doubt(stream, &check).is_some() {
         return None;
     }
     let recorded = stream.settings.options.clone().unwrap_or_default();
-    let settings = tune::advised(check.torch_version, &recorded).ok()?;
+    let settings = to_try(check.torch_version, &recorded).ok()?;
     let others = settings.into_iter().filter(|options| *options != recorded);
     let questions: Vec<Question> =
         others.map(|options| Question::torch(check.torch_version, &options)).collect();
-    let most = recorded_peak.0.checked_sub(recorded_peak.0.div_ceil(WORTHWHILE).max(1))?;
-    let (chosen, best) = laboratory.least_reserving(&questions, most)?;
-    let options = &questions[chosen].options;
-    let (before, after) = (bytes(recorded_peak), bytes(Bytes(best.peak_reserved_range.1)));
-    let fix = Fix {
-        what: Value::Command(format!("export PYTORCH_CUDA_ALLOC_CONF={options}")),
-        worth: format!("reserves {after} instead of {before}"),
-    };
+    let (chosen, best) = laboratory.least_reserving(&questions, most.0)?;
     let requests = count(stream.n_requests() as u64);
-    Some((fix, format!("{}: the run's {requests} requests were replayed with it", in_words(best.confidence))))
+    Some(Better {
+        options: questions[chosen].options.clone(),
+        reserved: Bytes(best.peak_reserved_range.1),
+        sure: format!("{}: the run's {requests} requests were replayed with it", in_words(best.confidence)),
+    })
+}
+
+/// What sets the allocator so.
+pub(super) fn command(options: &str) -> Value {
+    Value::Command(match options {
+        "" => "unset PYTORCH_CUDA_ALLOC_CONF".to_owned(),
+        options => format!("export PYTORCH_CUDA_ALLOC_CONF={options}"),
+    })
 }
 
 pub(crate) fn in_words(confidence: Confidence) -> &'static str {

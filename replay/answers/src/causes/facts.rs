@@ -1,17 +1,20 @@
 //! The facts that causes are found by, each computed once.
 
+use std::cell::OnceCell;
+
 use gputrace_schemas::event::{Bytes, NO_DEVICE};
 use gputrace_sim::ops::OpStream;
 use gputrace_sim::stacks::python_package;
 
 use crate::leaks::GrowingSite;
 use crate::postmortem::Postmortem;
+use crate::remedies::{Remedy, Trial};
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
 use gputrace_analyse::lifetimes::Lifetimes;
 use gputrace_analyse::story::Story;
 use gputrace_report::summary::used_devices;
 use gputrace_trace::import::{Requests, Trace};
-use gputrace_trace::ledger::{Account, MemoryKind, PjrtOom, Refusal, SiteId, TorchOom};
+use gputrace_trace::ledger::{Account, MemoryKind, PjrtOom, Refusal, SiteId, TorchOom, Wall};
 
 /// A cause is worth a word from this part of what was held at the moment on: one in so many.
 const LEAST: u64 = 20;
@@ -70,6 +73,8 @@ pub struct Facts<'a> {
     pub trace: Option<&'a dyn Requests>,
     /// Processes that were recorded with it: those that it started.
     pub beside: &'a [Story],
+    /// What other settings would have made of the requests up to the error.
+    pub(crate) trial: OnceCell<Option<Result<Trial, String>>>,
 }
 
 impl<'a> Facts<'a> {
@@ -91,7 +96,17 @@ impl<'a> Facts<'a> {
             Some(Failure::Jax(_, error)) => error.tracked.0,
             None => peaks.max().unwrap_or(0).max(story.ledger.host.peak().0),
         };
-        Facts { found, story, lifetimes, failure, held, all: Bytes(all), trace, beside: &[] }
+        Facts {
+            found,
+            story,
+            lifetimes,
+            failure,
+            held,
+            all: Bytes(all),
+            trace,
+            beside: &[],
+            trial: OnceCell::new(),
+        }
     }
 
     /// Whether so much is worth a word: it is a good part of what was held, or as much as the request that failed.
@@ -152,14 +167,40 @@ impl<'a> Facts<'a> {
         Some(format!("process {} opened {n}{site}", story.process.pid))
     }
 
+    /// What other settings would have made of the requests up to the error of PyTorch's; none where they cannot be replayed.
+    pub(crate) fn trial(&self) -> Option<&Result<Trial, String>> {
+        let tried = self.trial.get_or_init(|| {
+            let Some(Failure::Torch(ordinal, _)) = self.failure else { return None };
+            Some(self.found.trial(ordinal, self.stream_of(ordinal)?))
+        });
+        tried.as_ref()
+    }
+
+    /// The recorded setting, and the one that would have made it fit or perhaps would have.
+    pub(super) fn remedy(&self) -> Option<(&Remedy, &Remedy)> {
+        let (recorded, best) = self.trial()?.as_ref().ok()?.best().ok()?;
+        recorded.zip(best)
+    }
+
     /// Whether a setting of the allocator serves what PyTorch asked for, with a tenth of the device to spare.
     pub(super) fn fits_with_setting(&self) -> bool {
-        let Some(Failure::Torch(ordinal, error)) = self.failure else { return false };
-        let fits = self.stream_of(ordinal).and_then(|stream| {
-            let (_, best) = self.found.remedy(ordinal, stream).ok()?;
-            Some(best?.peak_reserved.0.saturating_mul(10) < error.device?.1.0.saturating_mul(9))
-        });
-        fits == Some(true)
+        let Some(Failure::Torch(_, error)) = self.failure else { return false };
+        self.remedy().zip(error.device).is_some_and(|((_, best), (_, total))| {
+            best.peak_reserved.0.saturating_mul(10) < total.0.saturating_mul(9)
+        })
+    }
+
+    /// What the request that failed lacked: with so much more free memory, and in one piece, it would have gone well.
+    #[must_use]
+    pub fn missing(&self) -> Option<Bytes> {
+        let failure = self.failure?;
+        let free = match failure {
+            Failure::Torch(_, error) if error.wall() == Wall::Device => {
+                error.device.map_or(0, |(free, _)| free.0)
+            }
+            Failure::Torch(..) | Failure::Refused(_) | Failure::Jax(..) => 0,
+        };
+        Some(Bytes(failure.asked()?.0.saturating_sub(free)))
     }
 
     /// Memory held at the moment, line by line.

@@ -17,6 +17,10 @@ use gputrace_trace::words::{bytes, count};
 const RISING: u64 = 8;
 /// So many blocks of a line at least show whether their sizes differ.
 const LEAST_BLOCKS: u64 = 4;
+/// So many blocks without two of one size are no chance.
+const REPEATED_SIZES: u64 = 16;
+/// Smaller gradients than this say nothing about whose they are.
+const LEAST_GRADIENT: u64 = 1 << 16;
 
 /// What keeps memory.
 struct Keeper {
@@ -92,7 +96,7 @@ const KEEPERS: &[Keeper] = &[
         cause: cause(
             "history kept by an optimizer",
             "memory that an optimizer's code allocates remains in several steps",
-            "state that is created once",
+            "state that is created once, and state of new models that are kept",
         ),
         claims: |_, grown| grown.has(Sign::Optimizer),
         why: "the optimizer's own code allocated it",
@@ -167,6 +171,23 @@ const KEEPERS: &[Keeper] = &[
     },
     Keeper {
         cause: cause(
+            "a cache keyed by shape",
+            "remaining blocks of one line each have a different size; of a model's line, calls with a known size leave none",
+            "equal sizes, and a model of which each call leaves a block",
+        ),
+        claims: |_, grown| {
+            let is_by_shape =
+                |it: &Holder| it.blocks >= LEAST_BLOCKS && it.sizes.len() as u64 * 5 >= it.blocks * 4;
+            let is_of_model = is_computed(grown) || grown.n_in_model > 0;
+            grown.account() == Some(Account::Blocks)
+                && grown.holder.is_some_and(is_by_shape)
+                && (!is_of_model || finds_known_sizes(grown))
+        },
+        why: "each block has a different size",
+        fix: "a dictionary or `functools.lru_cache` keeps one per shape: bound it, slice one for the largest shape, or pad to a few shapes",
+    },
+    Keeper {
+        cause: cause(
             "outputs of one layer kept",
             "one line of a model leaves blocks, and the memory of its other lines is freed",
             "several lines of a model that leave blocks, as autograd's graph does",
@@ -197,20 +218,6 @@ const KEEPERS: &[Keeper] = &[
     },
     Keeper {
         cause: cause(
-            "a cache keyed by shape",
-            "remaining blocks of one line each have a different size",
-            "equal sizes",
-        ),
-        claims: |_, grown| {
-            let is_by_shape =
-                |it: &Holder| it.blocks >= LEAST_BLOCKS && it.sizes.len() as u64 * 5 >= it.blocks * 4;
-            grown.account() == Some(Account::Blocks) && grown.holder.is_some_and(is_by_shape)
-        },
-        why: "each block has a different size",
-        fix: "a dictionary or `functools.lru_cache` keeps one per shape: bound it, slice one for the largest shape, or pad to a few shapes",
-    },
-    Keeper {
-        cause: cause(
             "results kept",
             "memory that a line allocates remains in at least three repetitions, up to the last",
             "memory that is allocated once, levels off, or is replaced",
@@ -225,6 +232,15 @@ fn is_computed(grown: &Grown<'_>) -> bool {
     let is_made =
         [Sign::Backward, Sign::Hook, Sign::Model, Sign::Load].into_iter().any(|sign| grown.has(sign));
     !is_made && (grown.has(Sign::Forward) || grown.has(Sign::Functional))
+}
+
+/// Whether the line is the only one that grows, no two of its blocks have one size, and some calls left none: those of a size that it had. Of
+/// as many outputs of the model, some would have the same size.
+fn finds_known_sizes(grown: &Grown<'_>) -> bool {
+    let repeated = grown.site.repeated.as_ref();
+    let has_found = repeated.is_some_and(|it| it.turns.is_some_and(|turns| turns > it.left));
+    let is_each_once = |it: &Holder| it.blocks >= REPEATED_SIZES && it.sizes.len() as u64 == it.blocks;
+    grown.all.len() == 1 && has_found && grown.holder.is_some_and(is_each_once)
 }
 
 /// Whether the line is the only one of a model that holds much of what was left.
@@ -251,7 +267,7 @@ fn is_alone(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
 /// What grows most, if anything does.
 pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
     // A workspace for each stream has a cause of its own, and levels off. So have cycles; what else grows beside them is held by them.
-    let grown = facts.all_grown().find(|grown| !grown.has(Sign::Workspace))?;
+    let grown = root(facts.all_grown().filter(|grown| !grown.has(Sign::Workspace)).collect())?;
     if facts.is_of_cycles(&grown) {
         return None;
     }
@@ -259,6 +275,39 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
     let given_back = if keeper.fix == NEVER_FREED { given_back(facts, &grown) } else { None };
     let fix = given_back.unwrap_or_else(|| keeper.fix.to_owned());
     Some((&keeper.cause, Kind::Grew, of(facts, &grown, keeper.why, fix)))
+}
+
+/// Of lines that grow together, most first, the one that the others follow from. A graph holds its inputs and its parameters; without a graph,
+/// parameters have their gradients and their state of the optimizer.
+fn root<'a>(all: Vec<Grown<'a>>) -> Option<Grown<'a>> {
+    let most = all.first()?;
+    let is_model = |it: &Grown<'_>| it.has(Sign::Model) && !it.has(Sign::Optimizer);
+    let is_backward = |it: &Grown<'_>| it.has(Sign::Backward);
+    let is_of_model = |it: &Grown<'_>| is_model(it) || is_backward(it) || it.has(Sign::Optimizer);
+    let sum = |is: &dyn Fn(&Grown<'_>) -> bool| -> u64 {
+        all.iter().filter(|it| is(it)).map(|it| left(it.site).0).sum()
+    };
+    let is_graph = sum(&is_computed).saturating_mul(2) > sum(&|_| true);
+    let root: &dyn Fn(&Grown<'_>) -> bool = if has_graph_of_gradients(&all, is_model) {
+        &is_backward
+    } else if is_of_model(most) && !all.iter().any(is_computed) && all.iter().any(is_model) {
+        &is_model
+    } else if is_graph && most.account() == Some(Account::Blocks) {
+        &is_computed
+    } else {
+        &|_| true
+    };
+    let at = all.iter().position(root).unwrap_or(0);
+    all.into_iter().nth(at)
+}
+
+/// Whether models are left, and with them what the backward pass made of other sizes than their parameters: gradients that have a graph.
+fn has_graph_of_gradients(all: &[Grown<'_>], is_model: impl Fn(&Grown<'_>) -> bool) -> bool {
+    let sizes = |it: &Grown<'_>| it.holder.map(|holder| holder.sizes.keys().copied().collect::<Vec<_>>());
+    let of_models: Vec<Bytes> = all.iter().filter(|it| is_model(it)).filter_map(sizes).flatten().collect();
+    let is_other = |size: &Bytes| size.0 >= LEAST_GRADIENT && !of_models.contains(size);
+    let mut backward = all.iter().filter(|it| it.has(Sign::Backward)).filter_map(sizes).flatten();
+    !of_models.is_empty() && all.iter().any(is_computed) && backward.any(|size| is_other(&size))
 }
 
 /// What gives back memory that the driver or a library handed out.

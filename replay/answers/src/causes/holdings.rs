@@ -30,7 +30,7 @@ const MOST_TENSORS: u64 = 64;
 struct Remedy {
     purpose: Purpose,
     cause: Cause,
-    /// Where no request failed: whether something is wrong, or the peak could only be lower.
+    /// Whether something is wrong, or the peak could only be lower.
     at_peak: Kind,
     /// The part of the peak that it must lower it by: one in so many.
     least: u64,
@@ -433,8 +433,7 @@ pub(super) fn cases(facts: &Facts<'_>) -> Vec<(&'static Cause, Kind, Case)> {
                 && (remedy.is)(facts, held, holding)
         });
         if let Some(remedy) = remedy {
-            let kind = if facts.failure.is_some() { Kind::Beyond } else { remedy.at_peak };
-            found.push((&remedy.cause, kind, case(facts, held, holding, remedy)));
+            found.push((&remedy.cause, remedy.at_peak, case(facts, held, holding, remedy)));
         }
     }
     found

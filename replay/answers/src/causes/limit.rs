@@ -15,10 +15,9 @@ pub(super) const CAUSE: Cause = Cause {
 };
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
-    let Failure::Torch(ordinal, error) = facts.failure? else { return None };
+    let Failure::Torch(_, error) = facts.failure? else { return None };
     // A setting with which it fits is the better answer.
-    let remedy = facts.stream_of(ordinal).and_then(|stream| facts.found.remedy(ordinal, stream).ok()?.1);
-    if remedy.is_some() {
+    if facts.remedy().is_some() {
         return None;
     }
     let (free, total) = error.device.filter(|_| error.wall() == Wall::Limit)?;

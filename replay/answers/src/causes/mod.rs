@@ -17,6 +17,7 @@ pub(crate) mod another_pool;
 mod caught_errors;
 mod child_contexts;
 mod dense_embedding;
+mod double_width;
 mod emptied_cache;
 pub(crate) mod external_fragmentation;
 pub mod facts;
@@ -30,15 +31,19 @@ mod limit;
 mod managed_beyond_card;
 mod neighbours;
 mod not_donated;
+mod odd_batch;
 mod one_request;
+mod own_setting;
 mod pinned_rounded;
 pub(crate) mod record_stream;
 mod reference_cycles;
 mod starved_library;
-mod streams_made_anew;
+mod stray_device;
+pub(crate) mod streams_made_anew;
 mod taken_in_advance;
 mod uneven_devices;
 mod upcast_logits;
+mod whole_result;
 mod workspaces;
 
 pub use facts::{Facts, Failure};
@@ -52,6 +57,7 @@ pub const CAUSES: &[Cause] = &[
     caught_errors::CAUSE,
     child_contexts::CAUSE,
     dense_embedding::CAUSE,
+    double_width::CAUSE,
     emptied_cache::CAUSE,
     external_fragmentation::CAUSE,
     external_fragmentation::WITH_ROOM,
@@ -63,18 +69,22 @@ pub const CAUSES: &[Cause] = &[
     managed_beyond_card::CAUSE,
     neighbours::CAUSE,
     not_donated::CAUSE,
+    odd_batch::CAUSE,
     one_request::CAUSE,
     one_request::PREVIOUS,
     one_request::TWICE,
+    own_setting::CAUSE,
     pinned_rounded::CAUSE,
     record_stream::CAUSE,
     reference_cycles::CAUSE,
     starved_library::CAUSE,
+    stray_device::CAUSE,
     streams_made_anew::CAUSE,
     streams_made_anew::IDLE,
     taken_in_advance::CAUSE,
     uneven_devices::CAUSE,
     upcast_logits::CAUSE,
+    whole_result::CAUSE,
     workspaces::CAUSE,
 ];
 
@@ -168,8 +178,8 @@ impl Fix {
     }
 }
 
-/// What is wrong with a process, what explains most first. What grows comes before what was there once, as it has no peak, and what only
-/// costs time comes last.
+/// What is wrong with a process. Where a request failed, first what alone would have made room for it and can be avoided, then what holds
+/// most. Else what grows comes before what was there once, as it has no peak, and what only costs time comes last.
 #[must_use]
 pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     let of_causes = CAUSES.iter().filter_map(|cause| Some((cause, cause.kind, (cause.find)(facts)?)));
@@ -188,27 +198,30 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     {
         all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > held + held / LITTLE);
     }
-    let rank = |kind: Kind| match kind {
-        Kind::Grew => 0,
+    // Where a request fails, nothing is spare.
+    let (is_failed, missing) = (facts.failure.is_some(), facts.missing().unwrap_or_default());
+    for (_, kind, _) in all.iter_mut().filter(|it| is_failed && it.1 == Kind::Spare) {
+        *kind = Kind::Peak;
+    }
+    let rank = |kind: Kind, case: &Case| match kind {
         Kind::Churned => 2,
         Kind::Spare => 3,
+        _ if is_failed => u8::from(kind == Kind::Beyond || case.bytes < missing),
+        Kind::Grew => 0,
         _ => 1,
     };
-    all.sort_by_key(|(_, kind, case)| (rank(*kind), Reverse(case.bytes), *kind));
+    all.sort_by_key(|(_, kind, case)| (rank(*kind, case), Reverse(case.bytes), *kind));
     // What fills a limit says more than the limit.
     if all.len() > 1 {
         all.retain(|(cause, ..)| cause.name != limit::CAUSE.name);
     }
-    // What grows to the end comes first, unless something else holds more when a request fails, or several times as much.
+    // What grows to the end comes first, unless something else holds several times as much.
     let is_more = |(_, kind, case): &Found, grown: u64| {
-        let (is_failed, is_wasted) = (facts.failure.is_some(), *kind == Kind::Wasted);
-        match kind {
-            Kind::Kept | Kind::Beyond if is_failed => case.bytes.0 > grown,
-            Kind::Grew | Kind::Churned | Kind::Spare => false,
-            _ => !is_wasted && case.bytes.0 > grown.saturating_mul(SEVERAL),
-        }
+        !matches!(kind, Kind::Grew | Kind::Churned | Kind::Spare | Kind::Wasted)
+            && case.bytes.0 > grown.saturating_mul(SEVERAL)
     };
-    let grown = all.first().filter(|(_, kind, _)| *kind == Kind::Grew).map(|(.., case)| case.bytes.0);
+    let first = all.first().filter(|(_, kind, _)| !is_failed && *kind == Kind::Grew);
+    let grown = first.map(|(.., case)| case.bytes.0);
     if let Some(at) = grown.and_then(|grown| all.iter().position(|case| is_more(case, grown))) {
         all[..=at].rotate_right(1);
     }

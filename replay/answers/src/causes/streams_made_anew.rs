@@ -27,7 +27,7 @@ pub(super) const CAUSE: Cause = Cause {
 };
 
 /// A few side streams that asked for nothing more, and whose free memory serves no other stream.
-pub(super) const IDLE: Cause = Cause {
+pub(crate) const IDLE: Cause = Cause {
     name: "a side stream's idle cache",
     kind: Kind::Spare,
     needs: "side streams that requested nothing in the last part of the run, whose blocks are freed, and which had a quarter of the reserved memory",

@@ -11,12 +11,18 @@ pub(super) const CAUSE: Cause = Cause {
     name: "work gathered on one of them",
     kind: Kind::Uneven,
     needs: "two devices that one process uses, and a line that held more on one of them",
-    against: "caches, and memory that libraries take on each device",
+    against: "caches, memory that libraries take on each device, and a device on which no model runs",
     find,
 };
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let (loaded, other) = balance::uneven(facts.story)?;
+    // Where only one of them computes, it is the other's memory that is out of place.
+    if super::stray_device::stray(facts)
+        .is_some_and(|(held, main)| (loaded.ordinal, other.ordinal) == (main, held.device))
+    {
+        return None;
+    }
     let (site, more, _) = loaded.beyond(&other).into_iter().next()?;
     Some(Case {
         what: format!(

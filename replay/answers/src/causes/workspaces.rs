@@ -4,22 +4,54 @@ use gputrace_schemas::event::Bytes;
 
 use super::streams_made_anew::{MANY_STREAMS, is_some_left};
 use super::{Case, Cause, Facts, Fix, Kind};
-use gputrace_analyse::held::Sign;
+use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::words::{bytes, count};
 
 /// Fewer streams than this are a program's own few.
 const LEAST_STREAMS: usize = 3;
+/// Requests on each stream that show that it was used for more than its block.
+const LEAST_USES: u64 = 8;
+/// Smaller workspaces are no cause of anything: `:16:8` is 128 KiB.
+const LEAST_WORKSPACE: u64 = 128 << 10;
 
 pub(super) const CAUSE: Cause = Cause {
     name: "one cuBLAS workspace per stream",
     kind: Kind::Kept,
-    needs: "blocks that PyTorch requested as workspaces, on several streams",
+    needs: "blocks that PyTorch requested as workspaces, on several streams; or, of another size, one block on each of sixteen streams from one line that requests much less at all other times, and that never requests one twice on a stream",
     against: "streams of captured graphs; one or two streams, whose workspaces any program has; a few streams that take turns to the end",
     find,
 };
 
+/// One block for each stream, all of one size.
+fn is_one_a_stream(holder: &Holder) -> bool {
+    holder.sizes.len() == 1 && holder.blocks == holder.streams.len() as u64
+}
+
+/// Blocks as PyTorch makes workspaces of a size that the user set: one for each of many streams that are used on, by a line of the program.
+fn is_of_other_size(facts: &Facts<'_>, holder: &Holder) -> bool {
+    let used = || {
+        let all = facts.lifetimes.into_iter().flat_map(|it| &it.streams);
+        all.filter(|used| holder.streams.contains(&Some(used.stream)))
+    };
+    let size = holder.sizes.keys().next().copied().unwrap_or_default();
+    // What else the streams were used for is much smaller, and each was used again after its block was there.
+    let is_again = used().filter(|used| used.blocks >= LEAST_USES).count() == holder.streams.len();
+    let is_largest = used().all(|used| used.peak.0.saturating_sub(size.0) < size.0);
+    holder.streams.len() >= MANY_STREAMS
+        && is_one_a_stream(holder)
+        && size.0 >= LEAST_WORKSPACE
+        && !holder.signs.has(Sign::Model)
+        // The line requests and frees the results of its products, too.
+        && holder.before.0 > 0
+        && holder.before < size
+        && is_again
+        && is_largest
+}
+
 fn find(facts: &Facts<'_>) -> Option<Case> {
-    let is_workspace = |holder: &gputrace_analyse::held::Holder| holder.signs.has(Sign::Workspace);
+    let is_known = facts.holders().any(|holder| holder.signs.has(Sign::Workspace) && is_one_a_stream(holder));
+    let is_workspace =
+        |holder: &Holder| holder.signs.has(Sign::Workspace) || !is_known && is_of_other_size(facts, holder);
     let (held, most) = facts.with(is_workspace)?;
     let mut streams: Vec<Option<u64>> =
         facts.holders().filter(|it| is_workspace(it)).flat_map(|it| it.streams.clone()).collect();
@@ -41,7 +73,13 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         // The line that chose the stream is the model's caller's.
         site: if most.caller.is_empty() { facts.site(most.site) } else { most.caller.clone() },
         bytes: held,
-        sure: "certain: each has the size that PyTorch requests, on its own stream".into(),
+        sure: match most.signs.has(Sign::Workspace) {
+            true => "certain: each has the size that PyTorch requests, on its own stream",
+            false => {
+                "likely: one block of this size on each stream, never a second one, though the streams were used again (`CUBLAS_WORKSPACE_CONFIG` sets their size)"
+            }
+        }
+        .into(),
         fix: Fix::words(
             "reuse a few streams instead of a new `torch.cuda.Stream()` each time, or shrink workspaces: `export CUBLAS_WORKSPACE_CONFIG=:16:8`",
             format!("one stream keeps {}", bytes(Bytes(held.0 / streams.len() as u64))),
