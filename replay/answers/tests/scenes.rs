@@ -131,7 +131,7 @@ fn what_had_grown_until_a_failure_is_named_though_the_program_cleans_up_after_it
         let made: String = (0..4).map(|at| block(&format!("w{n}_{at}"), 40, by)).collect();
         made + &forward(n, 4, 21) + &give_back(n, 4)
     };
-    let failed = "MemInfo bytes=10M extra=600M\noom bytes=40M requested=40M allocated=480M reserved=500M by=swap@/job/serve.py:12\n";
+    let failed = "MemInfo bytes=10M extra=60M\noom bytes=40M requested=40M allocated=480M reserved=500M by=swap@/job/serve.py:12\n";
     let cleans_up: String =
         (0..3).flat_map(|n| (0..4).map(move |at| free(&format!("w{n}_{at}"), 40))).collect();
     let told = told(&((0..3).map(swap).collect::<String>() + failed + &cleans_up));

@@ -44,8 +44,9 @@ fn at_failure(facts: &Facts<'_>) -> Option<Case> {
     let Failure::Torch(_, error) = facts.failure? else { return None };
     let (recorded, best) = facts.remedy().filter(|(_, best)| best.verdict == Verdict::Fits)?;
     let unused = Bytes(error.reserved.0.saturating_sub(error.allocated.0));
-    // A setting only postpones what grows.
+    // A setting only postpones what grows, and what needs nearly the whole card.
     if !facts.growing().is_empty()
+        || !facts.fits_with_setting()
         || !facts.is_much(unused)
         || super::own_setting::at_failure(facts).is_some()
     {

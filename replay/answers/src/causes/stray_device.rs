@@ -54,7 +54,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(most.site),
         bytes: held.bytes,
-        sure: "certain: no model, backward pass or optimizer allocated anything on that device".into(),
+        sure: "likely: no model, backward pass or optimizer held anything on that device at its peak, at the end or at a failure".into(),
         fix: Fix::words(
             match is_loaded {
                 true => {

@@ -5,6 +5,7 @@ use gputrace_schemas::event::Bytes;
 use super::activations_beyond_card::is_activation;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::{Holder, Sign};
+use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::bytes;
 
 /// PyTorch rounds large requests to so much.
@@ -14,7 +15,7 @@ pub(super) const CAUSE: Cause = Cause {
     name: "a large result upcast to float32 (logits)",
     kind: Kind::Peak,
     needs: "at the peak, two blocks of a model's code, together two fifths of the total, of which the later one is exactly twice as large; or a failed request of the same function that is exactly twice the newest such block",
-    against: "smaller blocks, and layers that have several of them",
+    against: "smaller blocks, layers that have several of them, and a later block that a layer made",
     find: |facts| at_failure(facts).or_else(|| find(facts)),
 };
 
@@ -24,6 +25,16 @@ fn is_of_step(facts: &Facts<'_>, holder: &Holder) -> bool {
         || matches!(facts.role(holder), "temporaries" | "activations of inference" | "activations");
     // Gradients of what is wide are wide, too.
     is_step && !holder.signs.has(Sign::Backward) && !holder.signs.has(Sign::Workspace)
+}
+
+/// Whether a line may have made a copy in another type: no layer made it. PyTorch's methods have no frame, and losses cast what they get.
+fn may_cast(facts: &Facts<'_>, site: SiteId) -> bool {
+    let inside = facts.story.ledger.sites.site(site).map_or("", |site| &site.inside);
+    let casts = |name: &str| ["float", "to", "type", "softmax", "log_softmax"].contains(&name);
+    inside.is_empty()
+        || inside.rsplit('.').next().is_some_and(casts)
+        || inside.contains("loss")
+        || inside.contains("cross_entropy")
 }
 
 const FIX: &str = "upcast only what you use (`logits[:, -1].float()`), compute only those logits, or use a loss that works in chunks";
@@ -44,6 +55,7 @@ fn at_failure(facts: &Facts<'_>) -> Option<Case> {
     let is_twice = asked.0.abs_diff(size.0.saturating_mul(2)) < ROUNDED && n == 1;
     let is_much = both.0.saturating_mul(5) >= held.bytes.0.saturating_add(asked.0).saturating_mul(2);
     let is_same_code = narrow.site != error.site && file(narrow.site) == file(error.site);
+    let is_twice = is_twice && may_cast(facts, error.site);
     (is_twice && is_much && is_same_code).then(|| Case {
         what: format!(
             "the line below requests exactly twice the {} that {} has just allocated: a copy at twice the width",
@@ -66,6 +78,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     };
     let (wide, size, _) = blocks()
         .filter(|(_, size, n)| *n <= 2 && size.0.saturating_mul(4) >= held.bytes.0)
+        .filter(|(holder, ..)| may_cast(facts, holder.site))
         .max_by_key(|(_, size, _)| *size)?;
     let (narrow, ..) = blocks().find(|(holder, half, n)| {
         half.0.checked_mul(2) == Some(size.0)
@@ -73,10 +86,6 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             && holder.since <= wide.since
             && holder.site != wide.site
     })?;
-    // `one_hot` makes integers of 64 bits of what was there.
-    if facts.site(wide.site).contains("one_hot") {
-        return None;
-    }
     let both = Bytes(size.0 + size.0 / 2);
     (both.0.saturating_mul(5) >= held.bytes.0.saturating_mul(2)).then(|| Case {
         what: format!(
