@@ -121,7 +121,7 @@ def main():
                         results.append(result)
             jobs = sorted(path for path in folder.iterdir() if path.is_dir() and len(traces(path)) > 1)
             with concurrent.futures.ThreadPoolExecutor(4) as four:
-                for result, row in four.map(lambda inner: job(gputrace, inner, scratch / f"{inner.name}.py"), jobs):
+                for result, row in four.map(lambda inner: job(gputrace, inner, scratch / f"job-{inner.name}.py"), jobs):
                     print(row, flush=True)
                     if result is not None:
                         results.append(result)
