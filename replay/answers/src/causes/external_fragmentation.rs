@@ -12,7 +12,7 @@ use crate::remedies::{AS_FAR_AS_RECORDED, Remedy, Verdict};
 use gputrace_analyse::doubts;
 use gputrace_report::model::Value;
 use gputrace_report::sections::cache;
-use gputrace_trace::ledger::{SiteId, TorchBooks};
+use gputrace_trace::ledger::{SiteId, TorchBooks, Wall};
 use gputrace_trace::words::{bytes, count};
 
 /// Another setting is worth its name from this part of what was reserved on: one in so many.
@@ -53,12 +53,12 @@ fn at_failure(facts: &Facts<'_>) -> Option<Case> {
         return None;
     }
     let (fix, sure) = setting(facts, Some(recorded), best);
-    let free = error
-        .device
-        .map_or_else(String::new, |(free, _)| format!(", and {} of the device were free", bytes(free)));
+    // Under a limit, what is free on the device does not matter.
+    let free = error.device.filter(|_| error.wall() == Wall::Device);
+    let free = free.map_or_else(String::new, |(free, _)| format!("; {} free on the device", bytes(free)));
     Some(Case {
         what: format!(
-            "{} in use and {} more reserved, in pieces that did not fit{free}",
+            "{} in use, {} more reserved in pieces that did not fit{free}",
             bytes(error.allocated),
             bytes(unused),
         ),
