@@ -39,8 +39,8 @@ pub fn end_with_us(command: &mut Command) {
     unsafe { command.pre_exec(end) };
 }
 
-/// The command's process inherits standard input, output and error, and no other open file of ours. A descriptor that it inherited
-/// would keep a pipe open, or a file locked, for as long as the command runs.
+/// Lets the command inherit standard input, output and error only. Any other descriptor would keep a pipe open, or a file locked, for
+/// as long as the command runs.
 pub fn with_standard_files_only(command: &mut Command) {
     /// `CLOSE_RANGE_CLOEXEC` (linux/close_range.h, Linux 5.11): what the standard library still needs before `exec` stays until then.
     const CLOEXEC: libc::c_uint = 1 << 2;

@@ -61,7 +61,7 @@ pub fn misspelt<Name: AsRef<OsStr>>(variables: impl IntoIterator<Item = (Name, N
     sentences
 }
 
-/// The variables of ours that are ignored because their values are misspelt. Other `GPUTRACE_*` names may belong to another program.
+/// gputrace's variables that are ignored because their values are misspelt. Unknown `GPUTRACE_*` names may belong to another program.
 pub(crate) fn ignored() -> Vec<String> {
     let is_ours = |name: &OsStr| ALL.iter().any(|(known, _)| name_of(known) == name.to_string_lossy());
     misspelt(std::env::vars_os().filter(|(name, _)| is_ours(name)))

@@ -75,7 +75,7 @@ pub fn in_two_parts(settings: &[String]) -> (Vec<&str>, Vec<&str>) {
     settings.iter().map(String::as_str).partition(|options| !may_make_no_difference(options))
 }
 
-/// What was set, then that without one of its options, and then what people are advised to set, as far as a release accepts it.
+/// The recorded setting, then the same without each of its options, then the usual advice: as far as a release accepts them.
 ///
 /// # Errors
 /// When the release was not measured.
@@ -87,7 +87,7 @@ pub fn advised(version: (u8, u8), recorded: &str) -> Result<Vec<String>, OptionE
     accepted(version, std::iter::once(recorded.to_owned()).chain(parts).chain(others).collect())
 }
 
-/// A setting without one of its options, for each; and without any. The same options in another order are none.
+/// For each option of a setting, the setting without it, in the recorded order; and the empty setting, last.
 pub fn parts(options: &str) -> Vec<String> {
     let all: Vec<&str> = options.split(',').filter(|option| !option.trim().is_empty()).collect();
     let without = |left_out: usize| {

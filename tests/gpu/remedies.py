@@ -109,9 +109,9 @@ def promised(verdict, report, before, program):
         return Promise("allocated", last, allocated)
     if "lower, at" in remark:
         return Promise("allocated", last, last)
-    if "pool would keep" in remark:
+    if "pool keeps at least" in remark:
         rest = reserved - sizes(verdict["what"])[0]
-        return Promise("reserved", rest + first, rest + first)
+        return Promise("reserved", rest + first, reserved)
     if "stream keeps" in remark:
         rest = allocated - sizes(verdict["what"])[0]
         return Promise("allocated", rest + first, rest + first)

@@ -27,7 +27,9 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Wasted,
     needs: "segments that were allocated although as much memory was unused, to the end of the run or until a sixteenth of the card was unused; or a failed request that is served, with all before it, by the same memory under another setting",
     against: "free memory on streams that no later request uses; a reserve that stopped growing on a card with room; an option of the program's own setting without which it fits",
-    find: |facts| at_failure(facts).or_else(|| Some(find(facts).filter(|(_, has_room)| !has_room)?.0)),
+    find: |facts| {
+        at_failure(facts).or_else(|| Some(found(facts).filter(|(_, has_room)| !has_room)?.0.clone()))
+    },
 };
 
 /// The same on a card with room for it: PyTorch gives wholly free segments back before it fails.
@@ -36,7 +38,7 @@ pub(super) const WITH_ROOM: Cause = Cause {
     kind: Kind::Spare,
     needs: "segments that were allocated although as much memory was unused, to the end of the run; the unused part is less than a sixteenth of the card, and less than was in use",
     against: "a reserve that stopped growing",
-    find: |facts| find(facts).filter(|(_, has_room)| *has_room).map(|(case, _)| case),
+    find: |facts| found(facts).filter(|(_, has_room)| *has_room).map(|(case, _)| case.clone()),
 };
 
 /// A request that failed although the same memory serves it, and all before it, under another setting.
@@ -119,6 +121,10 @@ pub(super) fn wasted<'a>(facts: &Facts<'a>) -> Option<(i16, &'a TorchBooks, Site
 }
 
 /// With whether the card has room for what lies unused.
+fn found<'a>(facts: &'a Facts<'_>) -> Option<&'a (Case, bool)> {
+    facts.fragmentation.get_or_init(|| find(facts)).as_ref()
+}
+
 fn find(facts: &Facts<'_>) -> Option<(Case, bool)> {
     let (ordinal, torch, site) = wasted(facts)?;
     let unused = torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0);

@@ -6,6 +6,7 @@ use gputrace_schemas::event::{Bytes, NO_DEVICE};
 use gputrace_sim::ops::OpStream;
 use gputrace_sim::stacks::python_package;
 
+use super::Case;
 use crate::leaks::GrowingSite;
 use crate::postmortem::Postmortem;
 use crate::remedies::{Remedy, Trial};
@@ -75,6 +76,10 @@ pub struct Facts<'a> {
     pub beside: &'a [Story],
     /// What other settings would have made of the requests up to the error.
     pub(crate) trial: OnceCell<Option<Result<Trial, String>>>,
+    /// Without a failure: what the program's own allocator setting wastes.
+    pub(crate) own_setting: OnceCell<Option<Case>>,
+    /// Without a failure: external fragmentation, and whether the card has room for it.
+    pub(crate) fragmentation: OnceCell<Option<(Case, bool)>>,
 }
 
 impl<'a> Facts<'a> {
@@ -106,6 +111,8 @@ impl<'a> Facts<'a> {
             trace,
             beside: &[],
             trial: OnceCell::new(),
+            own_setting: OnceCell::new(),
+            fragmentation: OnceCell::new(),
         }
     }
 

@@ -20,14 +20,15 @@ pub(super) const CAUSE: Cause = Cause {
 };
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
-    let mut by_site: BTreeMap<SiteId, (usize, u64)> = BTreeMap::new();
+    let mut by_site: BTreeMap<SiteId, (usize, u64, u64)> = BTreeMap::new();
     let pools = facts.story.ledger.torch_pools.pools.values();
     for pool in pools.filter(|pool| pool.graphs.len() == 1 && pool.reserved.peak.0 > 0) {
         let Some(graph) = pool.graphs.first() else { continue };
         let of = by_site.entry(graph.site).or_default();
-        (of.0, of.1) = (of.0 + 1, of.1 + pool.reserved.peak.0);
+        let own = pool.reserved.peak.0;
+        *of = (of.0 + 1, of.1 + own, of.2.max(own));
     }
-    let (site, (n, reserved)) = by_site.into_iter().max_by_key(|(_, (_, bytes))| *bytes)?;
+    let (site, (n, reserved, largest)) = by_site.into_iter().max_by_key(|(_, (_, bytes, _))| *bytes)?;
     let reserved = Bytes(reserved);
     (n >= LEAST_POOLS && facts.is_much(reserved)).then(|| Case {
         what: format!(
@@ -39,8 +40,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: reserved,
         sure: "certain that each graph has its own pool; likely that the shapes differ".into(),
         fix: Fix::words(
-            "pad inputs to a few lengths to reuse graphs, and share a pool: `torch.cuda.graph(g, pool=torch.cuda.graph_pool_handle())`",
-            format!("one pool would keep about {}", bytes(Bytes(reserved.0 / n.max(1) as u64))),
+            "pad inputs to a few lengths to reuse graphs, and share a pool: `torch.cuda.graph(g, pool=torch.cuda.graph_pool_handle())`, with the largest graph captured first",
+            // How much they share depends on the order of the captures.
+            format!("one pool keeps at least {}", bytes(Bytes(largest))),
         ),
         verb: "report --all",
     })

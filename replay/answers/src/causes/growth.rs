@@ -199,7 +199,7 @@ const KEEPERS: &[Keeper] = &[
                 && grown.all.len() == 1
                 && is_alone(facts, grown)
         },
-        why: "no other line does, so it is not a graph",
+        why: "no other line of the model does",
         fix: "a list, attribute or forward hook keeps it, or a slice of it: keep `x.detach().cpu()`, or clone the part (`gc.get_referrers` shows which)",
     },
     Keeper {
@@ -356,7 +356,10 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
     let (what, worth) = match facts.failure {
         Some(_) => (
             format!("{} had accumulated by then{here}{each}{others}", bytes(sum)),
-            "no allocator setting fixes it",
+            match facts.fits_with_setting() {
+                true => "`gputrace oom` names an allocator setting that serves this request, too",
+                false => "no allocator setting fixes it",
+            },
         ),
         None => {
             let own = bytes(left(site));

@@ -147,6 +147,7 @@ pub struct Cause {
 }
 
 /// A cause, found in a process.
+#[derive(Clone)]
 pub struct Case {
     /// In a sentence.
     pub what: String,

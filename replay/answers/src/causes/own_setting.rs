@@ -17,7 +17,7 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Wasted,
     needs: "options in `PYTORCH_CUDA_ALLOC_CONF`, and the same requests replayed without one of them: a failed request is served, or half of the unused memory is not reserved",
     against: "a replay that is not the recorded run",
-    find: |facts| at_failure(facts).or_else(|| without_failure(facts)),
+    find: |facts| at_failure(facts).or_else(|| without_failure(facts).cloned()),
 };
 
 /// The options of the first that the second lacks.
@@ -48,7 +48,12 @@ pub(super) fn at_failure(facts: &Facts<'_>) -> Option<Case> {
     })
 }
 
-pub(super) fn without_failure(facts: &Facts<'_>) -> Option<Case> {
+/// The same of a run in which no request failed.
+pub(super) fn without_failure<'a>(facts: &'a Facts<'_>) -> Option<&'a Case> {
+    facts.own_setting.get_or_init(|| replayed(facts)).as_ref()
+}
+
+fn replayed(facts: &Facts<'_>) -> Option<Case> {
     let (ordinal, torch, site) = external_fragmentation::wasted(facts)?;
     let stream = facts.stream_of(ordinal)?;
     let recorded = stream.settings.options.clone().filter(|options| !options.is_empty())?;
