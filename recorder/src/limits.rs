@@ -1,5 +1,6 @@
 //! Limits that we inherited from the program. What may be raised, the library has raised when it started us.
 
+use crate::opened::text_of_proc;
 use std::sync::{Arc, Once};
 
 /// Makes limits of the disk errors of writing, which say what is lost. By default, a file that becomes too long for
@@ -27,7 +28,7 @@ const LEAST_ADDRESS_SPACE: u64 = 96 << 20;
 /// The limit of address space (`ulimit -v`) where it leaves no room for us.
 pub(crate) fn too_little_address_space() -> Option<u64> {
     // Asked of a file, because some filters refuse the call.
-    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let limits = text_of_proc("/proc/self/limits").unwrap_or_default();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
     let limit = line.split_ascii_whitespace().next()?.parse().ok()?;
     (limit < LEAST_ADDRESS_SPACE).then_some(limit)

@@ -277,7 +277,8 @@ pub fn read(path: &Path, links: Links, expected: &Expected) -> Result<Vec<u8>, U
 /// # Errors
 /// What the system says.
 pub fn of_proc(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+    // Most are shorter, and say beforehand that they are empty: they would be read by 32 bytes, and by more each time.
+    let mut bytes = Vec::with_capacity(4096);
     File::open(path)?.take(MOST_TEXT).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
@@ -286,7 +287,7 @@ pub fn of_proc(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// As [`of_proc`].
-pub fn text_of_proc(path: &str) -> io::Result<String> {
+pub fn text_of_proc(path: impl AsRef<Path>) -> io::Result<String> {
     of_proc(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -420,13 +420,12 @@ pub(crate) struct Stat {
 /// Of a process, by its number in the `/proc` that we see. `None` says nothing of it: it may be hidden from us, or we
 /// may have no descriptor or memory left to read it.
 pub(crate) fn stat(in_proc: u32) -> Option<Stat> {
-    let bytes = fs::read(format!("/proc/{in_proc}/stat")).ok()?;
-    parse_stat(&String::from_utf8_lossy(&bytes))
+    parse_stat(&opened::text_of_proc(format!("/proc/{in_proc}/stat")).ok()?)
 }
 
 /// Whether we are under a filter of system calls (seccomp), which we then have from the program.
 pub(crate) fn is_filtered() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = opened::text_of_proc("/proc/self/status").unwrap_or_default();
     status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() != "0"))
 }
 
@@ -475,7 +474,7 @@ pub(crate) fn cpu_ticks(stat: &str) -> Option<u64> {
 /// Whether processes have the numbers in `/proc` that they have for us: a container may see the `/proc` of its host, or
 /// none. From there on inwards, a process has a number in each namespace (`NSpid`, since Linux 4.1).
 pub(crate) fn proc_is_ours() -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = opened::text_of_proc("/proc/self/status").unwrap_or_default();
     match numbers(&status) {
         Some(numbers) => numbers.len() == 1,
         None => {
@@ -492,12 +491,12 @@ pub(crate) fn numbers(status: &str) -> Option<Vec<u32>> {
 
 /// The numbers of a process, from those of the outermost namespace that we can see to its own.
 pub(crate) fn numbers_of(in_proc: u32) -> Option<Vec<u32>> {
-    numbers(&fs::read_to_string(format!("/proc/{in_proc}/status")).ok()?)
+    numbers(&opened::text_of_proc(format!("/proc/{in_proc}/status")).ok()?)
 }
 
 /// The number, in the `/proc` that we see, of the process that a descriptor stands for.
 pub(crate) fn number_of_descriptor(descriptor: &impl AsRawFd) -> Option<u32> {
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd())).ok()?;
+    let info = opened::text_of_proc(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd())).ok()?;
     // -1 when it has ended, 0 where it is not to be seen (`kernel/pid.c`, pidfd_show_fdinfo).
     let number = info.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
     (number > 0).then_some(number)

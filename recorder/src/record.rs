@@ -455,7 +455,8 @@ impl<'a> Recorder<'a> {
                     return;
                 }
             }
-            std::thread::sleep(if ending { PAUSES.0 } else { pause });
+            // The witness wakes us when the process comes to its end.
+            std::thread::park_timeout(if ending { PAUSES.0 } else { pause });
         }
     }
 

@@ -6,7 +6,7 @@
 use crate::growth::Growth;
 use crate::map_file::MapFile;
 use crate::opened::text_of_proc;
-use crate::{memory, process};
+use crate::{memory, pidfd, process};
 use gputrace_ring::map::{
     ACCOMPANIED, ALONE, COMPLETE, EXITING, ExitLine, FAILED, Header, LEAVE, MAX_THREADS, Map, N_EXTENTS,
     RUNNING, SANDBOXED, STRANGER, UNDECIDED,
@@ -24,11 +24,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
-/// Between two looks: a process at its end waits for the answer with a busy processor.
-const PAUSE: Duration = Duration::from_millis(2);
-/// The same once the process has run for [`YOUNG`]: it ends once, and hundreds of looks a second are a cost on machines with many ranks.
+/// Between two looks, up to an age of the recording: a process at its end waits for the answer with a busy processor.
+const PAUSES: [(Duration, Duration); 2] = [
+    // What a short program waits at its end is most of its time.
+    (Duration::from_millis(25), Duration::from_micros(200)),
+    (Duration::from_secs(2), Duration::from_millis(2)),
+];
+/// The same later: a process ends once, and hundreds of looks a second are a cost on machines with many ranks.
 const LATER_PAUSE: Duration = Duration::from_millis(8);
-const YOUNG: Duration = Duration::from_secs(2);
 /// The same while threads ask what they may do: each waits for its answer with a busy processor.
 const ASKED_PAUSE: Duration = Duration::from_micros(50);
 /// For how long after a question more of them are expected.
@@ -97,7 +100,7 @@ impl Witness {
             let began = process::stat(number).map(|stat| stat.start_time);
             began.is_some_and(|began| start_time == 0 || began == start_time)
         };
-        let own = || fs::read_to_string("/proc/self/status").ok();
+        let own = || text_of_proc("/proc/self/status").ok();
         Witness {
             map,
             pid,
@@ -133,21 +136,29 @@ impl Witness {
         scope: &'scope Scope<'scope, 'a>,
         ring: &'a MapFile,
     ) -> Watch<'a> {
+        let recording = std::thread::current();
         let watching = move || {
             let word = &self.map.header().recorder_thread.value;
             memory::mark_end_of_thread(word);
+            // A filter may end whoever makes a call that it does not know.
+            if self.at_start.is_some_and(|sandbox| sandbox.mode == 0) {
+                pidfd::take_short_turns();
+            }
             let began = Instant::now();
             while !self.is_over.load(Ordering::Relaxed) {
-                self.look();
+                if self.look() == Seen::Exit {
+                    // The process sleeps until the trace is complete.
+                    recording.unpark();
+                }
                 // Threads that come and go can use all memory of the ring before the recording loop has begun.
                 self.grow(ring);
-                let is_asked = self.looks.try_lock().is_ok_and(|looks| Instant::now() < looks.asked_until);
-                std::thread::sleep(if is_asked {
-                    ASKED_PAUSE
-                } else if began.elapsed() < YOUNG {
-                    PAUSE
-                } else {
-                    LATER_PAUSE
+                let now = Instant::now();
+                let is_asked = self.looks.try_lock().is_ok_and(|looks| now < looks.asked_until);
+                let by_age = PAUSES.iter().find(|(age, _)| now - began < *age);
+                std::thread::sleep(match by_age {
+                    _ if is_asked => ASKED_PAUSE,
+                    Some((_, pause)) => *pause,
+                    None => LATER_PAUSE,
                 });
             }
             word.store(0, Ordering::Relaxed);
@@ -168,10 +179,10 @@ impl Witness {
     }
 
     /// Answers what was asked, and looks at what is due.
-    pub(crate) fn look(&self) {
-        self.answer_exit();
+    pub(crate) fn look(&self) -> Seen {
+        let seen = self.answer_exit();
         // Whoever looks already does so for all.
-        let Ok(mut looks) = self.looks.try_lock() else { return };
+        let Ok(mut looks) = self.looks.try_lock() else { return seen };
         let now = Instant::now();
         let has_asked = self.answer_question();
         if self.answer_stack(&mut looks) || has_asked {
@@ -183,6 +194,7 @@ impl Witness {
         }
         self.look_for_extents(&mut looks, now);
         self.look_for_holders(&mut looks, now);
+        seen
     }
 
     /// Whether one of the threads may not do any more what it might when the session began.
@@ -299,12 +311,15 @@ impl Witness {
 
     /// Tells the process which holders of thread lines are gone.
     fn look_for_holders(&self, looks: &mut Looks, now: Instant) {
+        if now < looks.holders_at {
+            return;
+        }
         let lines = (0..MAX_THREADS as u32).map(|line| (line, self.map.tenure(line)));
         let words = lines.clone().fold(0_u64, |sum, (_, tenure)| {
             sum.wrapping_mul(31).wrapping_add(tenure.word.load(Ordering::Relaxed).into())
         });
         let is_due = now >= looks.holders_at + HOLDERS_EVERY;
-        if now < looks.holders_at || (words == looks.words && !is_due) {
+        if words == looks.words && !is_due {
             return;
         }
         // The claims are read before the threads are listed: a thread of a claim that is not listed had ended, or had not begun.
@@ -353,7 +368,7 @@ impl Witness {
         if is_hidden && is_free { Holder::None } else { Holder::Unknown }
     }
 
-    fn answer_exit(&self) {
+    fn answer_exit(&self) -> Seen {
         let header = self.map.header();
         // SYNC: the thread's number is there for whoever sees that the process exits.
         if header.process.value.load(Ordering::Acquire) == EXITING
@@ -363,7 +378,9 @@ impl Witness {
             // The recording loop may have come first.
             let _ =
                 header.exit.verdict.compare_exchange(UNDECIDED, verdict, Ordering::AcqRel, Ordering::Relaxed);
+            return Seen::Exit;
         }
+        Seen::Nothing
     }
 
     /// Whether the exiting thread is the last one, and still has the rights that it had when the session began. In doubt it has not.
@@ -399,7 +416,7 @@ impl Witness {
     }
 
     fn status(&self, thread: u32) -> Option<String> {
-        fs::read_to_string(self.file(&format!("task/{thread}/status"))?).ok()
+        text_of_proc(self.file(&format!("task/{thread}/status"))?).ok()
     }
 
     fn file(&self, name: &str) -> Option<PathBuf> {
@@ -416,7 +433,7 @@ impl Witness {
     /// Whether the thread will never run a line of the program again: it is gone, or the kernel is taking it down, which on a busy
     /// machine takes longer than its `pthread_join`. In doubt it will.
     fn is_over(&self, thread: u32) -> bool {
-        let stat = self.file(&format!("task/{thread}/stat")).map(fs::read_to_string);
+        let stat = self.file(&format!("task/{thread}/stat")).map(text_of_proc);
         match stat {
             Some(Ok(stat)) => process::is_ending(&stat),
             Some(Err(error)) => {
@@ -426,6 +443,15 @@ impl Witness {
             None => false,
         }
     }
+}
+
+/// What a look has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Seen {
+    /// The process has come to its end, and was told what it may do there.
+    Exit,
+    /// Nothing that the recording loop should hear of.
+    Nothing,
 }
 
 /// Who has a number.

@@ -544,11 +544,14 @@ fn own_stack() -> Region {
             return stack;
         }
     }
-    let word = |at: u64| {
+    let mut page = descriptor & !(PAGE - 1);
+    let mut word = |at: u64| {
         // The descriptor may end where nothing more is mapped.
-        let is_there = at & !(PAGE - 1) == descriptor & !(PAGE - 1) || kernel::can_read(at as usize);
+        if at & !(PAGE - 1) != page {
+            page = Some(at & !(PAGE - 1)).filter(|_| kernel::can_read(at as usize))?;
+        }
         // SAFETY: the thread's own descriptor, or memory behind it that could be read and that the C library keeps.
-        is_there.then(|| unsafe { (at as *const u64).read_volatile() })
+        Some(unsafe { (at as *const u64).read_volatile() })
     };
     let mut before: Option<u64> = None;
     for offset in (16..DESCRIPTOR).step_by(8) {

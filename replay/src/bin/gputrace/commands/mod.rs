@@ -188,8 +188,7 @@ fn command() -> Command {
     command_of(VERBS.iter())
 }
 
-/// As much of it as is needed to parse these words: every recorded process starts this program, and the arguments of forty other
-/// verbs took it a twentieth of its time.
+/// As much of it as is needed to parse these words: a recorded program waits for `record`, which needs none of forty other verbs.
 fn command_for(words: &[OsString]) -> Command {
     let is_asked = |verb: &&Verb| words.get(1).is_some_and(|word| word == verb.name);
     match VERBS.iter().find(is_asked) {
@@ -231,6 +230,9 @@ pub(crate) fn run(out: &mut Screen) -> anyhow::Result<ExitCode> {
 
 /// The same for these words.
 fn run_words(words: &[OsString], out: &mut Screen) -> anyhow::Result<ExitCode> {
+    if let Some(status) = recorder::started_by_library(words) {
+        return Ok(status);
+    }
     let matches = match command_for(words).try_get_matches_from(words) {
         Ok(matches) => matches,
         Err(error) => match gone(&error) {
