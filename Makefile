@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short soak oracle skips pools hanging names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm deb sbom release fresh-deb arm-short arm-portable arm-wheel arm-dist
+.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short bench-stacks soak oracle skips pools hanging names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm deb sbom release fresh-deb arm-short arm-portable arm-wheel arm-dist
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -105,6 +105,10 @@ bench-page: build ## Measure the page of ten million events and of a job of 8 x 
 
 bench-short: build ## Measure what recording costs a program of two milliseconds: 40 in a row, 300 at once
 	python3 tests/short.py $(RELEASE)
+
+# Against py-spy, where it is: `make bench-stacks PY_SPY=py-spy`.
+bench-stacks: build ## Measure for how long `gputrace stacks` stops the threads of a program with 32
+	python3 tests/stacks.py $(RELEASE)/gputrace 32 100 $(PY_SPY)
 
 soak: build ## Record a week's worth of events within --keep and --max-size: an hour, nothing grows
 	python3 tests/soak.py $(RELEASE)
