@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""soak.py RELEASE [SECONDS]: a week of recording in an hour, within `--keep` and `--max-size` (`make soak`).
+"""soak.py RELEASE [MINUTES]: a week of recording in an hour, within `--keep` and `--max-size` (`make soak`).
 
-RELEASE is the folder of `gputrace`, `libgputrace.so` and `fake-cuda`, whose device the programs use. Each of them runs for SECONDS (1800; two of
+RELEASE is the folder of `gputrace`, `libgputrace.so` and `fake-cuda`, whose device the programs use. Each of them runs for MINUTES (30; two of
 them are an hour). No clock is changed: a server of 10,000 events a second makes 6 billion of them in a week, so ours makes them as fast as the
 ring takes them, and what is kept is as much smaller.
 
@@ -10,9 +10,15 @@ ring takes them, and what is kept is as much smaller.
 
 Every second it reads from /proc what the recorder and the program have: memory, descriptors and threads, the shared memory of the ring, and the
 bytes of the trace's files. Nothing may grow: the most of the last third is held against the most of the second. It ends with status 1 where
-something did, where events were lost other than by a full ring, or where `report` cannot read what is left.
+something did, where events were lost other than by a full ring, or where `report` cannot read what is left. Last comes the table of docs/COST.md.
+
+It needs python3 and cc. Where nothing was built, the fake device lies elsewhere (`fake-cuda --dir` says where): copy it to RELEASE/driver, or
+name it. An hour can be had in pieces, whose results one file adds up:
+
+    cp -r "$(target/release/fake-cuda --dir)" DIR/driver && cp target/release/{gputrace,libgputrace.so,fake-cuda} DIR/
+    python3 tests/soak.py DIR 4 --results DIR/soak.json        # again and again: the table is of all pieces
 """
-import glob, json, os, re, signal, subprocess, sys, tempfile, time
+import argparse, glob, json, os, re, signal, subprocess, sys, tempfile, time
 
 SERVER = r"""
 #define _GNU_SOURCE
@@ -114,9 +120,16 @@ def ring_bytes(recorder):
     return 0
 
 
-def soak(name, source, link, bounds, seconds, pause, release, work):
+def driver_of(release, named):
+    beside = os.path.join(release, "driver")
+    if named or os.path.isdir(beside):
+        return os.path.abspath(named or beside)
+    return subprocess.run([os.path.join(release, "fake-cuda"), "--dir"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def soak(name, source, link, bounds, seconds, pause, release, driver, work):
+    """Whether nothing grew, and what the table says of it."""
     file = lambda name: os.path.join(release, name)
-    driver = subprocess.run([file("fake-cuda"), "--dir"], check=True, capture_output=True, text=True).stdout.strip()
     program, trace = os.path.join(work, name), os.path.join(work, name + ".gtr")
     with open(program + ".c", "w") as to:
         to.write(source)
@@ -164,18 +177,70 @@ def soak(name, source, link, bounds, seconds, pause, release, work):
     trust = sections.get("trust", {}).get("warnings", [])
     left = sections.get("recording", {})
     is_flat &= bool(left)
+    most = lambda part: [max(row[number] for row in part) for number in range(len(columns))]
+    piece = {"name": name, "seconds": seconds, "second": most(second), "last": most(last), "files": max(row[-1] for row in rows), "events": sections["ending"]["events"]}
     print("what is left:", {key: left.get(key) for key in ("segment", "since_ns")}, f"{sections['ending']['events']} events;", trust or "nothing to warn of")
-    return is_flat
+    return is_flat, piece
+
+
+PROGRAMS = {
+    "server": ("server, `--max-size 16M`", SERVER, [], {"GPUTRACE_MAX_SIZE": str(16 << 20)}),
+    "training": ("training, `--keep 10s`", TRAINING, ["{driver}/torch/libc10_cuda.so", "{driver}/torch/libc10.so", "-Wl,-rpath-link,{driver}"], {"GPUTRACE_KEEP": "10s"}),
+}
+
+
+def table(pieces):
+    """That of docs/COST.md, of all pieces: the most of each."""
+    size = lambda value: f"{value / 2**20:.1f} MiB" if value < 100 << 20 else f"{value / 2**20:.0f} MiB"
+    def both(of, column, shown=size, throughout=False):
+        second, last = (max(piece[third][column] for piece in of) for third in ("second", "last"))
+        return f"{shown(last)} throughout" if throughout and second == last else f"{shown(second)}, {shown(last)}"
+    def counts(of):
+        ranges = [sorted({piece[third][column] for piece in of for third in ("second", "last")}) for column in (1, 2)]
+        shown = [f"{found[0]} to {found[-1]}" if len(found) > 1 else str(found[0]) for found in ranges]
+        return ", ".join(shown) + (" throughout" if all(len(found) == 1 for found in ranges) else "")
+    rows = [
+        ("recorder's memory, second and last third", lambda of: both(of, 0)),
+        ("recorder's threads, descriptors", counts),
+        ("program's memory", lambda of: both(of, 3)),
+        ("shared memory", lambda of: both(of, 6, throughout=True)),
+        ("files, at most", lambda of: size(max(piece["files"] for piece in of))),
+    ]
+    there = {name: [piece for piece in pieces if piece["name"] == name] for name in PROGRAMS}
+    there = {name: of for name, of in there.items() if of}
+    time = {name: f"{sum(piece['seconds'] for piece in of) / 60:g} min in {len(of)}" for name, of in there.items()}
+    print("\n| |", " | ".join(PROGRAMS[name][0] for name in there), "|")
+    print("|---" * (len(there) + 1) + "|")
+    for row, cell in rows:
+        print(f"| {row} |", " | ".join(cell(of) for of in there.values()), "|")
+    print(f"\n{'; '.join(f'{name}: {it}' for name, it in time.items())}; {os.cpu_count()} processors", flush=True)
 
 
 def main():
-    release = os.path.abspath(sys.argv[1])
-    seconds = int(sys.argv[2]) if len(sys.argv) > 2 else 1800
-    pause = int(sys.argv[3]) if len(sys.argv) > 3 else 200
+    words = argparse.ArgumentParser(usage=__doc__)
+    words.add_argument("release")
+    words.add_argument("minutes", nargs="?", type=float, default=30)
+    words.add_argument("--pause", type=int, default=200, help="microseconds that a program sleeps now and then")
+    words.add_argument("--driver", help="the fake device's folder")
+    words.add_argument("--only", choices=PROGRAMS)
+    words.add_argument("--results", help="a file to which this run's are added")
+    of = words.parse_args()
+    release = os.path.abspath(of.release)
+    pieces, is_flat = [], True
+    if of.results and os.path.exists(of.results):
+        pieces = json.load(open(of.results))
     with tempfile.TemporaryDirectory() as work:
-        flat = soak("server", SERVER, [], {"GPUTRACE_MAX_SIZE": str(16 << 20)}, seconds, pause, release, work)
-        flat &= soak("training", TRAINING, ["{driver}/torch/libc10_cuda.so", "{driver}/torch/libc10.so", "-Wl,-rpath-link,{driver}"], {"GPUTRACE_KEEP": "10s"}, seconds, pause, release, work)
-    sys.exit(0 if flat else 1)
+        for name, (_, source, link, bounds) in PROGRAMS.items():
+            if of.only in (None, name):
+                flat, piece = soak(name, source, link, bounds, int(of.minutes * 60), of.pause, release, driver_of(release, of.driver), work)
+                is_flat &= flat
+                pieces.append(piece)
+                if of.results:
+                    with open(of.results + ".new", "w") as to:
+                        json.dump(pieces, to)
+                    os.replace(of.results + ".new", of.results)
+    table(pieces)
+    sys.exit(0 if is_flat else 1)
 
 
 if __name__ == "__main__":
