@@ -237,6 +237,7 @@ def main():
             breaks(port)
             records()
             follows()
+            keeps()
     with started("gs", google) as port:
         if port:
             reads_and_writes("gs://job", None)
@@ -318,6 +319,31 @@ def follows():
     for trace in traces:
         print(f"      {os.path.getsize(trace):,} bytes")
         same_answer("the trace of a program that ran on", f"s3://job/live/{os.path.basename(trace)}", trace, "stats")
+
+
+def keeps():
+    """Of a bounded recording the store keeps all segments, and here only what the bound allows is left."""
+    there, stop = f"{FOLDER}/kept", f"{FOLDER}/stop-keeping"
+    slowly = LOOP.replace("import ctypes", "import time, ctypes").replace("    for _ in", "    time.sleep(0.05)\n    for _ in")
+    words = ["record", "--max-size", "1M", "--upload", "s3://job/kept/", "-o", f"{there}/kept.gtr", "--", f"{RELEASE}/fake-cuda", sys.executable, "-c", slowly, stop]
+    program = subprocess.Popen([GPUTRACE, *words], stderr=subprocess.PIPE, text=True)
+    most, numbers, deadline = 0, [0], time.monotonic() + 120
+    while program.poll() is None and numbers[0] < 4 and time.monotonic() < deadline:
+        files = glob.glob(f"{there}/kept.gtr*")
+        most = max(most, sum(os.path.getsize(path) for path in files if ".upload" not in path and os.path.exists(path)))
+        numbers = sorted(int(path[-4:]) for path in files if path[-4:].isdigit()) or [0]
+        time.sleep(0.05)
+    say(numbers[0] >= 4 and most <= 1 << 20, f"segments were removed here, which had {most:,} bytes at most")
+    open(stop, "w").close()
+    _, said = program.communicate(timeout=600)
+    left = sorted(os.path.basename(path) for path in glob.glob(f"{there}/*"))
+    say(program.returncode == 0 and not any(".upload" in name for name in left), f"the program ran {said[-300:]}, and left {left}")
+    sections = lambda path: {it["name"]: it for it in json.loads(run("report", "--all", "--json", path).stdout)["processes"][0]["sections"]}
+    here, sent = sections(f"{there}/kept.gtr"), sections("s3://job/kept/kept.gtr")
+    say("recording" in here and "recording" not in sent, "the trace here begins later, the store has it from the beginning")
+    say(sent["ending"]["events"] > here["ending"]["events"], f"{here['ending']['events']:,} events here, {sent['ending']['events']:,} in the store")
+    newest = sections("s3://job/kept/kept.gtr.0002")
+    say(newest["ending"]["events"] == sent["ending"]["events"], "any segment's name in the store is the recording's")
 
 
 def container(port):
