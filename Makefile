@@ -4,7 +4,7 @@ RELEASE := target/release
 # What installs comes before what builds; cargo uses all processors by itself.
 .NOTPARALLEL:
 
-.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short bench-stacks soak oracle skips pools hanging names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects edits mcp arm deb sbom release fresh-deb arm-short arm-portable arm-wheel arm-dist
+.PHONY: help setup causes build install demo test lint check page browser pictures deny fmt bench bench-page bench-leaks bench-short bench-stacks soak oracle skips pools hanging names schemas loom miri sanitize fuzz torture portable wheel dist fresh book clean attach fleet executors objects keep edits mcp arm deb sbom release fresh-deb arm-short arm-portable arm-wheel arm-dist
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -112,6 +112,10 @@ bench-stacks: build ## Measure for how long `gputrace stacks` stops the threads 
 
 soak: build ## Record a week's worth of events within --keep and --max-size: an hour, nothing grows
 	python3 tests/soak.py $(RELEASE)
+
+# `make test` has the short form.
+keep: build ## Kill bounded recordings 200 times each around a change of segments, while forking, on a full disk (`make keep KILLS=20`)
+	GPUTRACE_KEEP_KILLS=$(or $(KILLS),200) cargo test -p gputrace-tests --test keep -- --nocapture --test-threads 1 the_same killed_at
 
 causes: ## The first screen of each case with a known cause, held against it
 	cargo test -p gputrace-answers --test causes -- --nocapture

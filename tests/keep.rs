@@ -2,8 +2,8 @@
 //! what was held then, however its recorder or its program ended.
 //!
 //! `keep/counted.c` allocates and frees in an order that is known here, so each trace is held against a model: allocations since that
-//! moment have the numbers that follow each other, and what is held at the end is what the model holds. `GPUTRACE_KEEP_KILLS` is how often each
-//! way to end is tried (6; 200 before a release).
+//! moment have the numbers that follow each other, and what is held at the end is what the model holds. `GPUTRACE_KEEP_KILLS` is how often they are
+//! killed in each place (`make keep`: 200 times, and every verb is asked each time).
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -297,20 +297,28 @@ enum Killed {
     Both,
 }
 
-fn recorder_of(trace: &Path) -> Option<i32> {
+/// The recorder of a process, by the ring that it was given.
+fn recorder_of(pid: u32) -> Option<u32> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.into_iter().find(|pid| {
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let its = format!("gputrace.{pid}.");
+    pids.find(|pid| {
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let output = format!("GPUTRACE_OUTPUT={}", trace.display());
         let mut words = words.split(|byte| *byte == 0).skip(1);
-        words.next() == Some(b"recorder")
-            && environment.split(|byte| *byte == 0).any(|it| it == output.as_bytes())
+        words.next() == Some(b"recorder") && words.any(|it| String::from_utf8_lossy(it).contains(&its))
     })
 }
 
-fn kill(pid: i32) {
+/// Processes that a process has started.
+fn children_of(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children = threads.map(|it| fs::read_to_string(it.path().join("children")).unwrap_or_default());
+    children
+        .flat_map(|it| it.split_whitespace().filter_map(|it| it.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+fn kill(pid: u32) {
     let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
@@ -324,19 +332,150 @@ impl Drop for Started {
     }
 }
 
-fn start(trace: &Path) -> Started {
-    let mut command = Command::new(program());
-    let built = recorded::built();
-    command
-        .env("LD_PRELOAD", built.join("libgputrace.so"))
-        .env("GPUTRACE_RECORDER", built.join("gputrace"))
-        .env("LD_LIBRARY_PATH", fake_cuda::library_dir())
-        .env("GPUTRACE_OUTPUT", trace)
-        .env("GPUTRACE_MAX_SIZE", SMALL.to_string())
-        .args(["100000000", "1000"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    Started(command.spawn().expect("it runs"))
+/// Where programs record that are to be killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Plain,
+    /// Two processes, both of which fork all the time.
+    Forking,
+    /// On a disk that is smaller than the bound.
+    FullDisk,
+}
+
+/// A program that records until it is killed.
+struct Run {
+    folder: Folder,
+    started: Started,
+    place: Place,
+    /// What is recorded.
+    pids: Vec<u32>,
+    is_killed: bool,
+}
+
+impl Run {
+    /// Starts it, and waits until segments are removed, some each second: every instant is then near to a rotation. `None` where it
+    /// cannot be had.
+    fn start(place: Place, name: &str) -> Option<Run> {
+        let folder = folder(&format!("{name}-{place:?}"));
+        let (output, program) = (folder.path().join("%p.gtr"), self::program());
+        let (mut command, max_size) = match place {
+            Place::Plain | Place::Forking => (Command::new(&program), SMALL),
+            Place::FullDisk => {
+                let (disk, program) = (folder.path().display(), program.display());
+                let script = format!(
+                    "mount -t tmpfs -o size=1100k none {disk} && {program} 100000000 1000; exec sleep 600"
+                );
+                let mut command = Command::new("unshare");
+                command.args(["--mount", "--user", "--map-root-user", "sh", "-c", &script]);
+                (command, 4 * SMALL)
+            }
+        };
+        let built = recorded::built();
+        command
+            .env("LD_PRELOAD", built.join("libgputrace.so"))
+            .env("GPUTRACE_RECORDER", built.join("gputrace"))
+            .env("LD_LIBRARY_PATH", fake_cuda::library_dir())
+            .env("GPUTRACE_OUTPUT", &output)
+            .env("GPUTRACE_MAX_SIZE", max_size.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        match place {
+            Place::Plain => command.args(["100000000", "1000"]),
+            Place::Forking => command.args(["100000000", "1000", "forks"]),
+            Place::FullDisk => &mut command,
+        };
+        let started = Started(command.spawn().ok()?);
+        let mut run = Run { folder, started, place, pids: vec![], is_killed: false };
+        let (n, began) = (if place == Place::Forking { 2 } else { 1 }, Instant::now());
+        loop {
+            run.pids = run.recorded();
+            let rotates = |pid: &u32| older_segments(&run.seen(*pid)).first().is_some_and(|it| it.0 > 1);
+            if run.pids.len() == n && run.pids.iter().all(rotates) {
+                return Some(run);
+            }
+            if run.started.0.try_wait().expect("a child").is_some() && place == Place::FullDisk {
+                skip("a full disk in a mount namespace", "unshare or mount is refused");
+                return None;
+            }
+            assert!(began.elapsed() < PATIENCE, "segments");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The processes with a trace.
+    fn recorded(&self) -> Vec<u32> {
+        let first = self.started.0.id();
+        let pids = [first].into_iter().chain(children_of(first));
+        pids.filter(|pid| self.seen(*pid).exists()).collect()
+    }
+
+    /// A trace, as it is found from here.
+    fn seen(&self, pid: u32) -> PathBuf {
+        let trace = self.folder.path().join(format!("{pid}.gtr"));
+        match self.place {
+            Place::Plain | Place::Forking => trace,
+            Place::FullDisk => {
+                let root = format!("/proc/{}/root", self.started.0.id());
+                Path::new(&root).join(trace.strip_prefix("/").expect("an absolute path"))
+            }
+        }
+    }
+
+    /// Kills some of it at once, and the rest a little later.
+    fn kill(&mut self, killed: Killed) {
+        let pids = self.pids.clone();
+        let recorders: Vec<u32> = pids.iter().filter_map(|pid| recorder_of(*pid)).collect();
+        assert_eq!(recorders.len(), pids.len());
+        if killed != Killed::Program {
+            recorders.iter().for_each(|pid| kill(*pid));
+        }
+        if killed == Killed::Recorder {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        pids.iter().for_each(|pid| kill(*pid));
+        self.is_killed = true;
+        if self.place != Place::FullDisk {
+            let _ = self.started.0.wait();
+        }
+        wait_for("the recorders' end", || pids.iter().all(|pid| recorder_of(*pid).is_none()));
+    }
+
+    /// What is left, in a folder of its own.
+    fn left(&self) -> Vec<PathBuf> {
+        let to = self.folder.path().with_extension("left");
+        let _ = fs::remove_dir_all(&to);
+        fs::create_dir_all(&to).expect("a folder");
+        let copied = |pid: &u32| {
+            let from = self.seen(*pid);
+            let older = older_segments(&from).into_iter().map(|(_, path)| path);
+            for file in older.chain([from.clone()]) {
+                // Where it was killed between two names, the numbers alone are there.
+                let _ = fs::copy(&file, to.join(file.file_name().expect("a name")));
+            }
+            to.join(from.file_name().expect("a name"))
+        };
+        self.pids.iter().map(copied).collect()
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        for pid in &self.pids {
+            if !self.is_killed {
+                kill(*pid);
+            }
+            rings_of(*pid).into_iter().for_each(|ring| drop(fs::remove_file(ring)));
+        }
+        let _ = fs::remove_dir_all(self.folder.path().with_extension("left"));
+    }
+}
+
+/// Rings that a process left in memory.
+fn rings_of(pid: u32) -> Vec<PathBuf> {
+    let rings = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let its = format!("gputrace.{pid}.");
+    let named = rings.filter(|ring| ring.file_name().to_string_lossy().starts_with(&its));
+    named.map(|ring| ring.path()).filter(|path| path.extension().is_some_and(|it| it == "ring")).collect()
 }
 
 /// Until the condition holds.
@@ -348,48 +487,67 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-#[test]
-fn killed_at_any_instant_nothing_of_what_is_kept_is_lost() {
-    let n_kills: u64 = std::env::var("GPUTRACE_KEEP_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
+/// Every verb answers, and says since when.
+fn answers(trace: &Path) {
+    for verb in ["report", "leaks", "oom", "stats", "replay", "tune"] {
+        let shown = gputrace([verb]).arg(trace).output().expect("gputrace runs");
+        let text = [shown.stdout, shown.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(text.contains("all events since") || text.contains("complete since"), "{verb}: {text}");
+    }
+    let page = trace.with_extension("html");
+    let made = gputrace(["html", "-F", "-o"]).arg(&page).arg(trace).output().expect("gputrace runs");
+    assert!(made.status.success() && page.exists(), "{}", String::from_utf8_lossy(&made.stderr));
+    let _ = fs::remove_file(page);
+}
+
+/// Kills it so often, at random instants, in each of the ways.
+fn killed_at_random(place: Place) {
+    let asked: Option<u64> = std::env::var("GPUTRACE_KEEP_KILLS").ok().and_then(|n| n.parse().ok());
+    let n_kills = asked.unwrap_or(if place == Place::Plain { 18 } else { 6 });
     let mut seed = u64::from(std::process::id());
-    for n in 0..n_kills {
-        for killed in [Killed::Recorder, Killed::Program, Killed::Both] {
-            let folder = folder(&format!("kill-{n}-{killed:?}"));
-            let trace = folder.path().join("killed.gtr");
-            let mut program = start(&trace);
-            // Segments are removed by now, some each second: every instant is near to a rotation.
-            wait_for("segments", || older_segments(&trace).first().is_some_and(|(number, _)| *number > 1));
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            std::thread::sleep(Duration::from_micros((seed >> 33) % 150_000));
-            let recorder = recorder_of(&trace).expect("a recorder");
-            if killed != Killed::Program {
-                kill(recorder);
-            }
-            if killed != Killed::Recorder {
-                kill(program.0.id() as i32);
-            } else {
-                std::thread::sleep(Duration::from_millis(20));
-                kill(program.0.id() as i32);
-            }
-            let _ = program.0.wait();
-            wait_for("the recorder's end", || recorder_of(&trace).is_none());
+    let (mut n_traces, mut n_full, mut n_gaps, mut n_events) = (0, 0, 0, 0);
+    let ways = [Killed::Recorder, Killed::Program, Killed::Both];
+    for (n, killed) in (0..n_kills).zip(ways.into_iter().cycle()) {
+        let Some(mut run) = Run::start(place, &format!("kill-{n}-{killed:?}")) else { return };
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        std::thread::sleep(Duration::from_micros((seed >> 33) % 150_000));
+        run.kill(killed);
+        for trace in run.left() {
+            n_traces += 1;
             if ring_was_full(&trace) {
                 // The recorder was kept from running for so long that the library had to drop events, and the trace says so.
+                n_full += 1;
                 continue;
             }
             let read = check(&trace);
             assert!(read.since.is_some(), "{killed:?}");
-            assert!(size(&trace) <= SMALL, "{killed:?}: {}", size(&trace));
-            if n == 0 {
-                assert!(says_since(&json(&["report", "--json"], &trace)).is_some());
-            }
-            let rings = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-            let its = format!("gputrace-{}", program.0.id());
-            for ring in rings.filter(|ring| ring.file_name().to_string_lossy().contains(&its)) {
-                let _ = fs::remove_file(ring.path());
+            n_events += read.allocated.len() as u64 + read.n_freed;
+            n_gaps += u64::from(Trace::open(&trace).expect("a trace").process().after_gap);
+            assert!(place == Place::FullDisk || size(&trace) <= SMALL, "{killed:?}: {}", size(&trace));
+            if n == 0 || asked.is_some() {
+                answers(&trace);
             }
         }
     }
+    eprintln!(
+        "{place:?}: {n_kills} kills, {n_traces} traces with {n_events} events since they say; {n_full} whose ring was full, {n_gaps} behind a gap"
+    );
+}
+
+#[test]
+fn killed_at_any_instant_nothing_of_what_is_kept_is_lost() {
+    killed_at_random(Place::Plain);
+}
+
+#[test]
+fn the_same_while_it_forks() {
+    killed_at_random(Place::Forking);
+}
+
+#[test]
+fn the_same_on_a_full_disk() {
+    killed_at_random(Place::FullDisk);
 }
 
 #[test]

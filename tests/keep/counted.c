@@ -1,6 +1,6 @@
-/* counted ROUNDS [PAUSE [fork]]: blocks come and go in an order that follows from nothing but their number, so that a reader knows what must
+/* counted ROUNDS [PAUSE [fork|forks]]: blocks come and go in an order that follows from nothing but their number, so that a reader knows what must
  * be held after any of them. The n-th allocation has 512 + n bytes. Every 512 rounds it sleeps PAUSE microseconds. With `fork`, a child does
- * the same in the middle of it. */
+ * the same in the middle of it. With `forks`, a child does the same beside it, and both start processes all the time that end at once. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +17,7 @@ int cuMemFree_v2(P);
 enum { SLOTS = 64, KEPT = 10 };
 
 static unsigned long long seed = 1, n_allocated;
+static int is_forking;
 
 static unsigned random_number(void)
 {
@@ -49,6 +50,11 @@ static void work(long from, long to, long pause)
             live[at] = allocated();
         }
         if (pause && i % 512 == 0) usleep(pause);
+        if (is_forking && i % 4096 == 0) {
+            pid_t child = fork();
+            if (child == 0) _exit(0);
+            waitpid(child, 0, 0);
+        }
     }
 }
 
@@ -56,6 +62,8 @@ int main(int n, char **words)
 {
     long rounds = n > 1 ? atol(words[1]) : 1000, pause = n > 2 ? atol(words[2]) : 0;
     int forks = n > 3 && !strcmp(words[3], "fork");
+    is_forking = n > 3 && !strcmp(words[3], "forks");
+    if (is_forking) fork();
     if (!forks) {
         begin();
         work(0, rounds, pause);
