@@ -550,6 +550,50 @@ fn the_same_on_a_full_disk() {
     killed_at_random(Place::FullDisk);
 }
 
+/// Its recorder is killed around a change of segments, and the program some time after.
+#[test]
+fn what_a_killed_recorder_had_not_read_is_a_trace_that_says_since_when() {
+    let folder = folder("recover");
+    let rest = folder.path().join("rest.gtr");
+    let mut run = Run::start(Place::Plain, "recovered").expect("a program");
+    let (pid, trace) = (run.pids[0], run.seen(run.pids[0]));
+    let newest = || older_segments(&trace).last().map(|(number, _)| *number);
+    let before = newest();
+    wait_for("another segment", || newest() != before);
+    run.kill(Killed::Recorder);
+    let rings = rings_of(pid);
+    assert_eq!(rings.len(), 1, "{rings:?}");
+    let made = gputrace(["recover", "-o"]).arg(&rest).arg(&rings[0]).output().expect("gputrace runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    assert!(rings_of(pid).is_empty());
+    // The segments are one trace, as without it.
+    let kept = check(&trace);
+    assert!(older_segments(&trace).len() > 1);
+    // The ring has what followed, with no event in neither but those that were read and not yet written.
+    let opened = Trace::open(&rest).expect("a trace");
+    let numbers: Vec<u64> = opened
+        .events()
+        .filter_map(|event| match event.kind {
+            EventKind::Call(call) if call.action == Action::Alloc && call.result == Some(0) => {
+                Some(call.bytes.0 - FIRST)
+            }
+            _ => None,
+        })
+        .collect();
+    assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "allocations are missing");
+    assert!(numbers.last() > kept.allocated.last(), "{:?} {:?}", numbers.last(), kept.allocated.last());
+    let since = opened.since().expect("it begins within the process");
+    let (kept_from, kept_until) = Trace::open(&trace).expect("a trace").span().expect("events");
+    assert!(since > kept_from && opened.span().expect("events").1 > kept_until);
+    assert!(opened.events().all(|event| event.time > since));
+    assert!(says_since(&json(&["report", "--json"], &rest)).is_some());
+    for (verb, words) in [("report", "recorder of this process was killed"), ("leaks", "not known")] {
+        let shown = gputrace([verb]).arg(&rest).output().expect("gputrace runs");
+        let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+        assert!(text.contains(words), "{verb}: {text}{}", String::from_utf8_lossy(&shown.stderr));
+    }
+}
+
 #[test]
 fn processes_that_fork_keep_recordings_of_their_own() {
     let folder = folder("fork");

@@ -174,6 +174,7 @@ pub fn record(ring: &Path, options: Options) -> Result<Summary, Error> {
         if before == RECORDING {
             // A recorder was here before us, and took definitions with it.
             header.definitions.value.fetch_add(1, Ordering::Release);
+            recorder.continues = true;
         }
         recorder.run();
         Ok(recorder.finish())
@@ -229,6 +230,8 @@ struct Recorder<'a> {
     keeps_ring: bool,
     liveness: Liveness,
     target: Target,
+    /// A recorder before us had the events before the first that we find.
+    continues: bool,
     /// It was seen to live.
     was_alive: bool,
     /// When it is gone, it ended just now: it was seen to live, or has just started us.
@@ -353,6 +356,7 @@ impl<'a> Recorder<'a> {
             },
             n_devices: 0,
             astray: HashMap::new(),
+            continues: false,
             was_alive: !is_gone,
             ends_now: !is_gone || options.is_its_child,
             has_told_end: false,
@@ -502,6 +506,12 @@ impl<'a> Recorder<'a> {
         self.waiting.sort_by_key(|stamped| stamped.ticks);
         let ready = self.waiting.partition_point(|stamped| stamped.ticks <= until);
         let oldest_left = self.waiting.get(ready).map_or(u64::MAX, |stamped| stamped.ticks);
+        if self.continues && ready > 0 {
+            self.continues = false;
+            let first = self.waiting.first().map_or(0, |stamped| self.timeline.nanos(stamped.ticks));
+            (self.facts.since, self.facts.after_gap) = (Nanos(first.saturating_sub(1)), true);
+            self.translator.process(self.facts.clone());
+        }
         let mut failures = Vec::new();
         let wants_handed_out = self.sampler.as_ref().is_some_and(Sampler::wants_handed_out);
         for stamped in self.waiting.drain(..ready) {

@@ -85,7 +85,10 @@ impl<W: Write> Writer<W> {
     /// The sink's.
     pub fn copy(trace: &Trace, sink: W) -> io::Result<Writer<W>> {
         let mut writer = Writer::new(sink)?;
-        writer.process(&Process { segment: 0, ..trace.process().clone() });
+        let of = trace.process();
+        // One file: segments and the gap before the first are no more.
+        let after_gap = of.is_rest();
+        writer.process(&Process { segment: 0, after_gap, ..of.clone() });
         (0..).map(ModuleId).zip(trace.modules()).for_each(|(id, module)| writer.module(id, module));
         (0..).map(FrameId).zip(trace.frames()).for_each(|(id, frame)| writer.frame(id, frame));
         let stacks = (0..).map(StackId).zip(trace.stacks()).skip(1);

@@ -191,7 +191,10 @@ impl Story {
             let after = after.map_or_else(String::new, |after| format!(" {} after the start", span(after)));
             format!("attached{after}: earlier allocations and frees are not known")
         });
-        let caveats: Vec<String> = since.into_iter().chain(self.doubts()).collect();
+        let rest = self.process.is_rest().then(|| {
+            "left by a recorder that was killed: earlier allocations and frees are not known".to_owned()
+        });
+        let caveats: Vec<String> = since.into_iter().chain(rest).chain(self.doubts()).collect();
         (!caveats.is_empty()).then(|| caveats.join("; "))
     }
 

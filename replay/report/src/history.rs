@@ -19,12 +19,16 @@ pub const DUMP: &str = "torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")  #
 #[must_use]
 pub fn section(story: &Story) -> Option<Section> {
     if let Some(since) = story.since() {
-        return Some(
-            Section::new(NAME, "What this recording still has")
-                .fact("since_ns", "all events since", Value::Time(story.since_start(since)))
-                .fact("segment", "first segment", Value::Count(story.process.segment.into()))
-                .line(Mood::Note, LEFT),
+        let section = Section::new(NAME, "What this recording still has").fact(
+            "since_ns",
+            "all events since",
+            Value::Time(story.since_start(since)),
         );
+        if story.process.is_rest() {
+            return Some(section.line(Mood::Warning, REST));
+        }
+        let segment = Value::Count(story.process.segment.into());
+        return Some(section.fact("segment", "first segment", segment).line(Mood::Note, LEFT));
     }
     let what = in_words(story)?;
     let section = Section::new(NAME, "What this snapshot has").line(Mood::Warning, what);
@@ -33,6 +37,9 @@ pub fn section(story: &Story) -> Option<Section> {
 
 /// What is to be known of a recording whose beginning was removed.
 const LEFT: &str = "older segments were removed (--keep, --max-size). Memory from before is shown if it was still held then, with its own times and stacks; peaks, counts and rates cover only the time since";
+
+/// What is to be known of a trace of a ring that a recorder before had read in part.
+const REST: &str = "the recorder of this process was killed, and this is what it had not read. Its own trace ends before; up to a second between the two is in neither. Memory and stacks from before are not known here";
 
 /// The same in a sentence.
 #[must_use]

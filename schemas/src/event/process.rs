@@ -43,12 +43,19 @@ pub struct Process {
     /// before, it has the events that explain what was held at this moment. 0: nothing was removed.
     #[serde(default, skip_serializing_if = "is_never")]
     pub since: Nanos,
-    /// Events between the segment before and this one could not be written: what is older is no part of the trace.
+    /// Events between the segment before and this one could not be written: what is older is no part of the trace. In a recording in one
+    /// file, a recorder before had what is older, and was killed: nothing of what was held is here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub after_gap: bool,
 }
 
 impl Process {
+    /// Whether the trace is what a recorder that was killed had not read: it begins within the process, without what was held.
+    #[must_use]
+    pub fn is_rest(&self) -> bool {
+        self.segment == 0 && self.after_gap && self.since.0 > 0
+    }
+
     /// Whether the other process started this one, itself or through others. False where it is not known.
     #[must_use]
     pub fn descends_from(&self, other: &Process) -> bool {

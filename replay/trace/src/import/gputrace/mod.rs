@@ -86,9 +86,15 @@ pub(crate) fn with_notes(
     }
     if let Some(since) = trace.since() {
         let since = time(Nanos(since.0.saturating_sub(trace.process().start.0)));
-        notes.push(format!(
-            "{LEFT}{since}: older segments were removed (--keep, --max-size); memory that was held then stands for them"
-        ));
+        let why = match trace.process().is_rest() {
+            true => {
+                "its recorder was killed, and this is what that had not read; what was held then is not known"
+            }
+            _ => {
+                "older segments were removed (--keep, --max-size); memory that was held then stands for them"
+            }
+        };
+        notes.push(format!("{LEFT}{since}: {why}"));
     }
     notes.extend(trace.damages().iter().map(ToString::to_string));
     if !trace.damages().is_empty() {
