@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use gputrace_schemas::event::{Action, EventKind, LostCause, Nanos};
 use gputrace_schemas::reader::{Trace, older_segments};
 use gputrace_skip::skip;
+use gputrace_tests::nccl_jobs;
 use gputrace_tests::recorded::{self, Folder};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// No recorder takes longer.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -670,4 +671,80 @@ fn a_disk_that_is_smaller_than_the_bound_keeps_what_fits() {
     let mut model = Model::new();
     (0..400_000).for_each(|_| model.step());
     assert_eq!(read.held, model.held());
+}
+
+/// Two ranks of which each keeps another part; what `gputrace ranks` says of them, and of their summaries.
+fn two_ranks(name: &str, words: &[&str], sizes: [&str; 2]) -> [Value; 2] {
+    let folder = folder(name);
+    let job = format!("{}.{name}", std::process::id());
+    let start = |rank: usize| {
+        let trace = folder.path().join(format!("rank{rank}.gtr"));
+        let mut command = gputrace(["record", "--max-size", sizes[rank], "-o"]);
+        command.arg(trace).arg("--").arg(nccl_jobs::python());
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("keep/steps.py")).args(words);
+        command
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("FAKE_NCCL_JOB", &job)
+            .env("PYTHONPATH", nccl_jobs::source(""))
+            .env("COME", folder.path().join(format!("come{rank}")))
+            .stderr(Stdio::null());
+        Started(command.spawn().expect("gputrace runs"))
+    };
+    let mut ranks = [start(0), start(1)];
+    if words.contains(&"late") {
+        let come = |rank: usize| folder.path().join(format!("come{rank}")).exists();
+        wait_for("the last step", || come(0) && come(1));
+        // A long wait for `gputrace ranks`.
+        std::thread::sleep(Duration::from_secs(2));
+        // `record` has become the program.
+        ranks.iter().for_each(|rank| kill(rank.0.id()));
+    }
+    for rank in &mut ranks {
+        rank.0.wait().expect("it ends");
+    }
+    let meetings = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    for meeting in meetings.filter(|it| it.file_name().to_string_lossy().contains(&format!(".{job}."))) {
+        let _ = fs::remove_file(meeting.path());
+    }
+    folder.traces(2);
+    let ranks = |of: &Path| {
+        let output = gputrace(["ranks", "--json"]).arg(of).output().expect("gputrace runs");
+        serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["jobs"][0].clone()
+    };
+    let summaries = folder.path().join("summaries");
+    let reduced = gputrace(["reduce", "-o"]).arg(&summaries).arg(folder.path()).output();
+    assert!(reduced.expect("gputrace runs").status.success());
+    [ranks(folder.path()), ranks(&summaries)]
+}
+
+#[test]
+fn ranks_that_keep_different_parts_are_compared_where_both_know() {
+    for said in two_ranks("ranks", &["160000"], ["1M", "3M"]) {
+        assert_eq!(said["verdict"], "consistent", "{said}");
+        assert_eq!(said["findings"].as_array().map(Vec::len), Some(0), "{said}");
+        assert_eq!(said["communicators"][0]["collectives"], json!([320_000, 320_000]));
+        let window = &said["window"];
+        let first = &window["first_calls"][0];
+        let n_compared = 2 * (320_000 - first["sequence"].as_u64().expect("a number"));
+        assert_eq!((&window["rank"], &first["order"]), (&json!(0), &json!("collective")), "{said}");
+        assert!(n_compared < 640_000 && said["calls"].as_u64().is_some_and(|calls| calls >= n_compared));
+        // Nothing is said of what one of them no longer has.
+        let notes = said["notes"].as_array().expect("notes");
+        assert!(notes[0].as_str().is_some_and(|note| note.contains("calls are compared since")), "{said}");
+    }
+}
+
+#[test]
+fn a_rank_that_stays_away_is_named_by_what_both_keep() {
+    for said in two_ranks("late", &["160000", "late"], ["1M", "3M"]) {
+        assert_eq!(said["verdict"], "inconsistent", "{said}");
+        let findings = said["findings"].as_array().expect("findings");
+        assert_eq!(findings.len(), 1, "{said}");
+        assert_eq!(
+            (&findings[0]["ranks"], &findings[0]["sequence"]),
+            (&json!([1]), &json!(320_000)),
+            "{said}"
+        );
+    }
 }

@@ -27,6 +27,8 @@ pub const LOST: u32 = u32::MAX;
 pub trait Track {
     /// How many.
     fn n_calls(&self) -> usize;
+    /// The first that is known.
+    fn start(&self) -> usize;
     /// One of them.
     fn token(&self, position: usize) -> Token;
     /// Whether it ever made this call from this place.
@@ -77,6 +79,8 @@ pub struct Difference {
 /// The result of laying the tracks side by side.
 #[derive(Clone, Debug, Default)]
 pub struct Alignment {
+    /// The first column: from there on the calls of all tracks are known.
+    pub start: u64,
     /// In the order of columns.
     pub differences: Vec<Difference>,
     /// Differences that were not kept.
@@ -134,13 +138,17 @@ pub fn align<T: Track>(
     is_alike: &dyn Fn(u32, u32) -> bool,
     see: &mut dyn FnMut(u64, &[Option<usize>]),
 ) -> Alignment {
+    // Column and position are the same number until the tracks differ: calls are counted from the beginning of the communicator.
+    let start = tracks.iter().map(Track::start).max().unwrap_or(0);
+    let reached = tracks.iter().map(|track| track.n_calls().min(start) as u64).collect();
     let mut aligner = Aligner {
         tracks,
         is_alike,
-        cursors: vec![0; tracks.len()],
+        start,
+        cursors: vec![start; tracks.len()],
         moved: FxHashSet::default(),
         follows: FxHashSet::default(),
-        done: Alignment { reached: vec![0; tracks.len()], ..Alignment::default() },
+        done: Alignment { start: start as u64, n_columns: start as u64, reached, ..Alignment::default() },
     };
     let mut positions = vec![None; tracks.len()];
     while let Some(agreed) = aligner.do_all_agree() {
@@ -156,6 +164,8 @@ pub fn align<T: Track>(
 struct Aligner<'a, T> {
     tracks: &'a [T],
     is_alike: &'a dyn Fn(u32, u32) -> bool,
+    /// Where all begin.
+    start: usize,
     cursors: Vec<usize>,
     /// Pairs of places from which ranks made the same call.
     moved: FxHashSet<(u32, u32)>,
@@ -308,7 +318,8 @@ impl<T: Track> Aligner<'_, T> {
         for track in classes.iter().map(|class| class.tracks[0]) {
             let calls = &self.tracks[track];
             let to = self.cursors[track];
-            let before = (to.saturating_sub(HISTORY)..to).map(|position| calls.token(position));
+            let from = to.saturating_sub(HISTORY).max(self.start);
+            let before = (from..to).map(|position| calls.token(position));
             let mut last = None;
             for token in before {
                 self.follows.extend(last.map(|last| (last, token)));

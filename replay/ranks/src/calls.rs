@@ -159,9 +159,11 @@ pub struct CallKind {
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(from = "super::packed::Packed", into = "super::packed::Packed")]
 pub struct Sequence {
-    /// Which [`CallKind`], or [`LOST_CALL`].
+    /// Number of the first call that is known: a recording that keeps only its newest part has none of those before.
+    pub first: u64,
+    /// Which [`CallKind`] each known call is, or [`LOST_CALL`].
     pub kinds: Vec<u32>,
-    /// When each began.
+    /// When each of them began.
     pub enters: Vec<Nanos>,
     /// How long the GPU took for those where that was measured. What was launched together with others is with the first
     /// of them.
@@ -176,32 +178,76 @@ const MAX_HOLE: u64 = 1_000_000;
 impl Sequence {
     /// Books call number `n`. A number that comes again was freed by the call that had it.
     pub fn set(&mut self, n: u64, kind: u32, enter: Nanos) {
-        let len = self.kinds.len() as u64;
+        let len = self.len() as u64;
         if n > len && n - len <= MAX_HOLE {
-            self.kinds.resize(n as usize, LOST_CALL);
-            self.enters.resize(n as usize, enter);
+            let n_known = (n - self.first) as usize;
+            self.kinds.resize(n_known, LOST_CALL);
+            self.enters.resize(n_known, enter);
         }
+        self.push(n, kind, enter);
+    }
+
+    /// Books call number `n` from before the time that a recording has kept. Of such calls only the newest are left, so those between
+    /// them are not known to have been made here.
+    pub fn carry(&mut self, n: u64, kind: u32, enter: Nanos) {
+        if n != self.len() as u64 {
+            self.truncate(0);
+        }
+        self.push(n, kind, enter);
+    }
+
+    fn push(&mut self, n: u64, kind: u32, enter: Nanos) {
         self.truncate(n);
+        if self.kinds.is_empty() || self.len() as u64 != n {
+            self.truncate(0);
+            self.first = n;
+        }
         self.kinds.push(kind);
         self.enters.push(enter);
     }
 
     /// Forgets calls from number `n` on.
     pub fn truncate(&mut self, n: u64) {
-        self.kinds.truncate(n as usize);
-        self.enters.truncate(n as usize);
+        let n_known = usize::try_from(n.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        self.kinds.truncate(n_known);
+        self.enters.truncate(n_known);
+        self.first = self.first.min(n);
     }
 
-    /// How many.
+    /// How many there were, those before the first known one included.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.kinds.len()
+        usize::try_from(self.first).unwrap_or(usize::MAX).saturating_add(self.kinds.len())
     }
 
     /// None at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.kinds.is_empty()
+        self.len() == 0
+    }
+
+    /// The number of the first known call, as a position.
+    #[must_use]
+    pub fn start(&self) -> usize {
+        self.len() - self.kinds.len()
+    }
+
+    /// Which [`CallKind`] call number `n` is, if that is known.
+    #[must_use]
+    pub fn kind(&self, n: usize) -> Option<u32> {
+        self.kinds.get(n.checked_sub(self.start())?).copied()
+    }
+
+    /// When call number `n` began, if that is known.
+    #[must_use]
+    pub fn enter(&self, n: usize) -> Option<Nanos> {
+        self.enters.get(n.checked_sub(self.start())?).copied()
+    }
+
+    /// The known calls: number, kind and when each began.
+    pub fn calls(&self) -> impl Iterator<Item = (usize, u32, Nanos)> {
+        let known = self.kinds.iter().zip(&self.enters);
+        known.zip(self.start()..).map(|((kind, enter), n)| (n, *kind, *enter))
     }
 }
 
@@ -314,8 +360,8 @@ impl Membership {
     #[must_use]
     pub fn call(&self, lane: Lane, position: usize) -> Option<(CallKind, Nanos)> {
         let sequence = self.lanes.get(&lane)?;
-        let kind = self.kinds.get(*sequence.kinds.get(position)? as usize)?;
-        Some((*kind, sequence.enters[position]))
+        let kind = self.kinds.get(sequence.kind(position)? as usize)?;
+        Some((*kind, sequence.enter(position)?))
     }
 }
 

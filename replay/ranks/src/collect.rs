@@ -62,6 +62,8 @@ pub struct Collector<'a> {
     last_event: Option<(Nanos, EventName, StackId)>,
     /// Out-of-memory errors.
     ooms: Vec<(Nanos, u64, StackId)>,
+    /// From when on the trace has all events, if it has not been there from the beginning.
+    since: Option<Nanos>,
     first: Nanos,
     end: Nanos,
     /// When the process did something last, and when its recorder last saw it alive.
@@ -133,6 +135,7 @@ impl<'a> Collector<'a> {
             last_event: None,
             ooms: vec![],
             refused: None,
+            since: Some(source.definitions().process().since).filter(|since| since.0 > 0),
             first: Nanos(0),
             end: Nanos(0),
             newest: Nanos(0),
@@ -212,7 +215,12 @@ impl<'a> Collector<'a> {
         }
         if let (Some(idx), Some(lane)) = (membership_of_sequence(self, enter, membership), lane(enter)) {
             let kind = self.memberships[idx].kind(CallKind { signature, place });
-            self.memberships[idx].lanes.entry(lane).or_default().set(enter.sequence, kind, event.time);
+            let calls = self.memberships[idx].lanes.entry(lane).or_default();
+            let is_kept = |since| event.time > since && !calls.kinds.is_empty();
+            match self.since.is_none_or(is_kept) {
+                true => calls.set(enter.sequence, kind, event.time),
+                false => calls.carry(enter.sequence, kind, event.time),
+            }
             if let Some(group) = self.groups.get_mut(&event.thread) {
                 group.calls.push((idx, lane, enter.sequence));
                 group.streams.push(enter.stream);

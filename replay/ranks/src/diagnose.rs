@@ -20,6 +20,7 @@ use super::live;
 use super::runs::{Run, runs};
 use super::tracks::Calls;
 use super::waits::Waits;
+use super::window::{self, Window};
 use gputrace_trace::interned::Interned;
 use gputrace_trace::ledger::{GpuTimed, Site};
 
@@ -43,6 +44,8 @@ pub struct Diagnosis {
     pub notes: Vec<String>,
     /// Calls that were compared.
     pub n_calls: u64,
+    /// From when on calls were compared, where a trace does not have them from the beginning.
+    pub window: Option<Window>,
 }
 
 /// Diagnoses a job.
@@ -55,7 +58,7 @@ pub fn diagnose(participants: &[Participant], job: &Job) -> Diagnosis {
         clocks: &clocks,
         names: Names::default(),
         waits: Waits::new(participants, job, &clocks),
-        done: Diagnosis::default(),
+        done: Diagnosis { window: Window::of(participants, job, &clocks), ..Diagnosis::default() },
     };
     for idx in 0..job.communicators.len() {
         doctor.making(idx);
@@ -139,6 +142,10 @@ impl<'a> Doctor<'a> {
     fn tracks(&mut self, idx: usize, lane: Lane) -> Vec<Calls<'a>> {
         let participants = self.participants;
         let members: Vec<Member> = self.job.communicators[idx].all().map(|(_, member)| member).collect();
+        let memberships =
+            members.iter().map(|member| &participants[member.participant].memberships[member.membership]);
+        let starts = memberships.filter_map(|membership| Some(membership.lane(lane)?.start()));
+        let from = starts.max().unwrap_or(0);
         let track = |member: Member| {
             let participant = &participants[member.participant];
             let membership = &participant.memberships[member.membership];
@@ -147,7 +154,7 @@ impl<'a> Doctor<'a> {
                 place: self.names.place(participant, kind.place),
             };
             let tokens = membership.kinds.iter().map(token).collect();
-            Calls { member, membership, sequence: membership.lane(lane), tokens }
+            Calls::new(member, membership, (lane, from), tokens)
         };
         members.into_iter().map(track).collect()
     }
@@ -239,7 +246,11 @@ impl<'a> Doctor<'a> {
         let op = |call: u32| signatures.values.get(call as usize).map(|signature| signature.op);
         let alignment = align::align(&tracks, &|a, b| op(a) == op(b), &mut see);
         self.names.signatures = signatures;
-        self.done.n_calls += tracks.iter().map(|track| track.n_calls() as u64).sum::<u64>();
+        let n_compared = |track: &Calls<'_>| track.n_calls().saturating_sub(track.from) as u64;
+        self.done.n_calls += tracks.iter().map(n_compared).sum::<u64>();
+        if let Some(window) = &mut self.done.window {
+            window.lane(&self.job.communicators[idx].label, lane, alignment.start);
+        }
         self.differences(idx, lane, &tracks, &alignment, last_full);
         self.waits.lane(idx, lane, &tracks, &alignment);
         if whole {
@@ -427,7 +438,7 @@ impl<'a> Doctor<'a> {
             },
         };
         // One call that stands for several: how many others did not make, where nothing that came later tells.
-        let error = self.caught(tracks, run);
+        let error = self.caught(tracks, run).or_else(|| window::may_be_older(tracks, difference));
         let (kind, mut n_calls) = match difference.kind {
             align::Kind::Changed => unpaired(tracks, difference, kind, error.is_some()),
             align::Kind::Missing | align::Kind::Extra | align::Kind::Swapped => {
@@ -536,8 +547,8 @@ impl<'a> Doctor<'a> {
             (_, Some(failed)) => (failed.time, format!("caught a failure of {}", failed.op), failed.place),
             (_, None) => return None,
         };
-        let enters = calls.sequence.map_or(&[][..], |sequence| &sequence.enters);
-        let n_before = enters.partition_point(|enter| *enter < time);
+        let n_known = |sequence: &Sequence| sequence.enters.partition_point(|enter| *enter < time);
+        let n_before = calls.sequence.map_or(0, |sequence| sequence.start() + n_known(sequence));
         let at =
             Place::of(participant, place).map_or_else(String::new, |place| format!(" at {}", place.text));
         Some(format!(
@@ -579,18 +590,20 @@ impl<'a> Doctor<'a> {
         let (send_side, sends) = side(sender, Lane::Send(to as i32));
         let (receive_side, receives) = side(receiver, Lane::Receive(from as i32));
         let n = |sequence: Option<&Sequence>| sequence.map_or(0, Sequence::len);
-        self.done.n_calls += (n(sends) + n(receives)) as u64;
+        let start = |sequence: Option<&Sequence>| sequence.map_or(0, Sequence::start);
+        let from_call = start(sends).max(start(receives));
+        let n_compared = n(sends).saturating_sub(from_call) + n(receives).saturating_sub(from_call);
+        self.done.n_calls += n_compared as u64;
         let common = n(sends).min(n(receives));
         let bytes = |membership: &Membership, sequence: Option<&Sequence>, position: usize| {
-            let kind = *sequence?.kinds.get(position)?;
-            membership.kinds.get(kind as usize)?.signature.bytes()
+            membership.kinds.get(sequence?.kind(position)? as usize)?.signature.bytes()
         };
         let differs = |position: &usize| {
             let (sent, wanted) =
                 (bytes(send_side, sends, *position), bytes(receive_side, receives, *position));
             sent.is_some() && wanted.is_some() && sent != wanted
         };
-        let mut different = (0..common).filter(differs);
+        let mut different = (from_call..common).filter(differs);
         if let Some(first) = different.next() {
             let count = 1 + different.count() as u64;
             let (from, to) = (self.job.rank(*sender), self.job.rank(*receiver));
@@ -654,12 +667,21 @@ impl<'a> Doctor<'a> {
     }
 
     fn inversion(&mut self, a: usize, b: usize, members: &[(Member, Member)]) {
-        let enters = |member: Member| {
+        let sequence = |member: Member| {
             let membership = &self.participants[member.participant].memberships[member.membership];
-            membership.lane(Lane::Collective).map_or(&[][..], |sequence| sequence.enters.as_slice())
+            membership.lane(Lane::Collective)
+        };
+        // Only calls that all of them know are counted.
+        let start = |member: Member| sequence(member).map_or(0, Sequence::start);
+        let from_a = members.iter().map(|(a, _)| start(*a)).max().unwrap_or(0);
+        let from_b = members.iter().map(|(_, b)| start(*b)).max().unwrap_or(0);
+        let enters = |member: Member, from: usize| {
+            sequence(member).map_or(&[][..], |sequence| {
+                sequence.enters.get(from - sequence.start()..).unwrap_or_default()
+            })
         };
         let orders: Vec<(&[Nanos], &[Nanos])> =
-            members.iter().map(|(a, b)| (enters(*a), enters(*b))).collect();
+            members.iter().map(|(a, b)| (enters(*a, from_a), enters(*b, from_b))).collect();
         let n_a = orders.iter().map(|(a, _)| a.len()).min().unwrap_or(0);
         let n_b = orders.iter().map(|(_, b)| b.len()).min().unwrap_or(0);
         let model = n_before(orders[0], n_a, n_b);
@@ -668,6 +690,8 @@ impl<'a> Doctor<'a> {
             let mut different = other.iter().copied().enumerate().filter(|(k, n)| model[*k] != *n);
             let Some((k, n)) = different.next() else { continue };
             let count = 1 + different.count() as u64;
+            let (early, j) = (n > model[k], from_b + n.min(model[k]));
+            let k = from_a + k;
             let (first, second) = (self.job.rank(members[0].0), self.job.rank(members[who].0));
             let (a, b) = (&self.job.communicators[a].label, &self.job.communicators[b].label);
             let mut finding = Finding::new(Kind::OrderInversion, Severity::Warning, vec![first, second]).on(
@@ -676,8 +700,7 @@ impl<'a> Doctor<'a> {
                 k as u64,
             );
             finding.count = count;
-            let (early, late) = if n > model[k] { (second, first) } else { (first, second) };
-            let j = n.min(model[k]);
+            let (early, late) = if early { (second, first) } else { (first, second) };
             let call = |member: Member, position: usize| {
                 let participant = &self.participants[member.participant];
                 let (kind, time) =
@@ -700,6 +723,7 @@ impl<'a> Doctor<'a> {
         done.findings.extend(findings);
         done.standings = standings;
         done.findings.extend(stopped(participants, job));
+        done.notes.extend(window::notes(participants, job, done.window.as_ref()));
         all_wait(participants, job, &mut done);
         done.findings.sort_by_key(|finding| (finding.severity, is_consequence(finding.kind)));
         done

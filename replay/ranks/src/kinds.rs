@@ -26,7 +26,7 @@ pub(super) fn changed(
     if a.op == b.op && same_place {
         return arguments(&own.signature, &model.signature);
     }
-    let knows = |track: &Calls<'_>, token: Token| track.tokens.contains(&token);
+    let knows = |track: &Calls<'_>, token: Token| track.knows(token);
     if !same_place {
         let mut others = tracks.iter().enumerate().filter(|(track, _)| *track != own_spot.track);
         if others.any(|(_, track)| knows(track, own_token)) {

@@ -38,3 +38,4 @@ mod tracks;
 pub mod troubles;
 pub mod verdict;
 pub mod waits;
+pub mod window;

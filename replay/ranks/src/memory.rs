@@ -250,8 +250,10 @@ pub fn at_equal_logical_time(
     let look = |(rank, member, device): &(u32, Member, i16)| {
         let participant = &participants[member.participant];
         let sequence = participant.memberships[member.membership].lane(Lane::Collective);
-        let enter = |n: u64| sequence?.enters.get(usize::try_from(n).ok()?).copied();
-        let from = n_before.checked_sub(1).map_or(Some(Nanos(0)), enter)?;
+        let enter = |n: u64| sequence?.enter(usize::try_from(n).ok()?);
+        // What was held before the time that its trace has is not known.
+        let begins = participant.process.since;
+        let from = n_before.checked_sub(1).map_or(Some(Nanos(0)), enter).filter(|from| *from >= begins)?;
         let until = enter(n_before).unwrap_or(Nanos(u64::MAX));
         let between = Between { membership: member.membership, n_before, times: (from, until) };
         let used = participant.memory.iter().find(|used| used.ordinal == *device);

@@ -13,6 +13,9 @@ const LEAST: usize = 4;
 /// The calls of a [`Sequence`].
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Packed {
+    /// Number of the first known call; left out where it is 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    first: u64,
     /// Two numbers each: 0 and a kind; or how many calls follow that are as those before, and how far before.
     kinds: Vec<(u32, u32)>,
     /// When the first began, and how much later each of the others.
@@ -32,7 +35,7 @@ impl From<Sequence> for Packed {
         let enters = enters.collect();
         let mut gpu: Vec<(u64, u64)> = calls.gpu.iter().map(|(call, time)| (*call, time.0)).collect();
         gpu.sort_unstable();
-        Packed { kinds: packed(&calls.kinds), enters, gpu }
+        Packed { first: calls.first, kinds: packed(&calls.kinds), enters, gpu }
     }
 }
 
@@ -60,8 +63,12 @@ impl From<Packed> for Sequence {
         kinds.truncate(n);
         enters.truncate(n);
         let gpu = packed.gpu.into_iter().map(|(call, time)| (call, Nanos(time)));
-        Sequence { kinds, enters, gpu: gpu.collect() }
+        Sequence { first: packed.first, kinds, enters, gpu: gpu.collect() }
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Copies of what came before, and what is new.
@@ -118,11 +125,12 @@ mod tests {
     fn back_again(kinds: &[u32]) -> usize {
         let enters = (0..kinds.len() as u64).map(|n| Nanos((n * n) % 97 + n)).collect();
         let gpu = [(1, Nanos(5)), (7, Nanos(9))].into_iter().collect();
-        let calls = Sequence { kinds: kinds.to_vec(), enters, gpu };
+        let calls = Sequence { first: 12, kinds: kinds.to_vec(), enters, gpu };
         let packed = Packed::from(calls.clone());
         let n = packed.kinds.len();
         let again = Sequence::from(packed);
-        assert_eq!((&again.kinds, &again.enters, &again.gpu), (&calls.kinds, &calls.enters, &calls.gpu));
+        assert_eq!((again.first, &again.kinds), (calls.first, &calls.kinds));
+        assert_eq!((&again.enters, &again.gpu), (&calls.enters, &calls.gpu));
         n
     }
 
@@ -138,7 +146,8 @@ mod tests {
 
     #[test]
     fn what_is_no_copy_of_anything_is_left_out() {
-        let packed = Packed { kinds: vec![(5, 1), (0, 3), (2, 1), (3, 9)], enters: vec![1, 2], gpu: vec![] };
+        let kinds = vec![(5, 1), (0, 3), (2, 1), (3, 9)];
+        let packed = Packed { first: 0, kinds, enters: vec![1, 2], gpu: vec![] };
         let calls = Sequence::from(packed);
         assert_eq!((calls.kinds, calls.enters), (vec![3, 3], vec![Nanos(1), Nanos(3)]));
     }

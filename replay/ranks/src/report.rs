@@ -17,6 +17,7 @@ use super::live;
 use super::memory::{self, LogicalTime};
 use super::shared::{self, Shared};
 use super::waits::Standing;
+use super::window::Window;
 use gputrace_report::processes::{self, Node, Traced};
 
 /// `gputrace.ranks/1`.
@@ -69,6 +70,9 @@ pub struct JobReport {
     pub doubts: Vec<String>,
     /// Calls that were compared.
     pub calls: u64,
+    /// From when on, where a trace does not have them from the beginning; left out where all have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<Window>,
     /// Ranks that there should be.
     pub n_ranks: u32,
     /// Ranks without a trace.
@@ -278,7 +282,7 @@ fn called(participants: &[Participant], jobs: &[Job], idx: usize) -> String {
 
 impl JobReport {
     fn of(participants: &[Participant], job: &Job, open: &memory::Open<'_>) -> JobReport {
-        let Diagnosis { mut findings, standings, arrivals, gpu, mut notes, n_calls } =
+        let Diagnosis { mut findings, standings, arrivals, gpu, mut notes, n_calls, window } =
             diagnose(participants, job);
         health::tell(participants, job, &mut findings, &mut notes);
         let memory = memory::at_equal_logical_time(participants, job, open);
@@ -312,6 +316,7 @@ impl JobReport {
             notes,
             doubts: doubts.collect(),
             calls: n_calls,
+            window,
             n_ranks: job.n_ranks,
             missing,
             ranks: ranks(participants, job),

@@ -9,10 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use super::calls::{LOST_CALL, Lane, Participant, Reduction, Signature};
+use super::calls::{Lane, Participant, Reduction, Sequence, Signature};
 use super::diagnose::{diagnose, n_before};
 use super::findings::Kind;
-use super::jobs::{Job, Member};
+use super::jobs::{Job, Joined, Member};
 use gputrace_report::fold::{Line, folded};
 use gputrace_report::model::{Mood, Section, Value};
 use gputrace_schemas::event::{Nanos, NcclOp};
@@ -69,8 +69,13 @@ pub fn collectives(participants: &[Participant], job: &Job) -> Result<Collective
     let mut missing: BTreeSet<u32> = BTreeSet::new();
     let mut all: Vec<Vec<Caller>> = vec![];
     for communicator in &job.communicators {
-        let member =
-            |(rank, member)| Caller { rank, job_rank: job.rank(member), calls: calls(participants, member) };
+        let member = |(rank, member)| {
+            let calls = calls(participants, communicator, (rank, member));
+            Caller { rank, job_rank: job.rank(member), calls }
+        };
+        if communicator.all().any(|(_, member)| participants[member.participant].process.since > Nanos(0)) {
+            notes.insert("calls from before the kept part of a trace are left out".to_owned());
+        }
         let callers: Vec<Caller> = communicator.all().map(member).collect();
         n_calls += callers.iter().map(|caller| caller.calls.len()).sum::<usize>();
         missing.extend(communicator.missing());
@@ -169,16 +174,25 @@ pub fn json_of(of: &Collectives) -> Json {
     })
 }
 
-/// What a member called, in the order of its calls.
-fn calls(participants: &[Participant], member: Member) -> Calls {
-    let membership = &participants[member.participant].memberships[member.membership];
+/// What a member called, in the order of its calls. They are counted from the first that all who take part in them know.
+fn calls(participants: &[Participant], joined: &Joined, (rank, member): (u32, Member)) -> Calls {
+    let membership = |member: Member| &participants[member.participant].memberships[member.membership];
+    let start = |member: Member, lane: Lane| membership(member).lane(lane).map_or(0, Sequence::start);
+    let of_peer = |peer: i32, lane: Lane| {
+        let peer = u32::try_from(peer).ok().and_then(|peer| joined.members.get(&peer));
+        peer.map_or(0, |peer| start(*peer, lane))
+    };
     let mut all: Calls = vec![];
-    for (lane, sequence) in &membership.lanes {
-        for (number, (kind, time)) in sequence.kinds.iter().zip(&sequence.enters).enumerate() {
-            if *kind != LOST_CALL
-                && let Some(kind) = membership.kinds.get(*kind as usize)
-            {
-                all.push((*lane, number, kind.signature, *time));
+    for (lane, sequence) in &membership(member).lanes {
+        let from = match *lane {
+            Lane::Send(peer) => of_peer(peer, Lane::Receive(rank as i32)),
+            Lane::Receive(peer) => of_peer(peer, Lane::Send(rank as i32)),
+            lane => joined.all().map(|(_, member)| start(member, lane)).max().unwrap_or(0),
+        };
+        let from = from.max(sequence.start());
+        for (number, kind, time) in sequence.calls().filter(|(number, ..)| *number >= from) {
+            if let Some(kind) = membership(member).kinds.get(kind as usize) {
+                all.push((*lane, number - from, kind.signature, time));
             }
         }
     }

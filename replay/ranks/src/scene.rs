@@ -17,6 +17,8 @@
 //! read60@12      its recorder reads the stack of its main thread after 60 s of silence, at train.py:12
 //! runs           it has not ended: its trace goes on
 //! exit killed    how it ends, before the end of the job
+//! kept           what its recording has kept begins here (`gputrace record --keep`)
+//! skip300@9      300 collectives, of which NCCL takes memory in the first; `kept` must follow
 //! ```
 
 use std::collections::HashMap;
@@ -76,6 +78,8 @@ struct Writer {
     n_children: HashMap<CommId, u32>,
     depth: u32,
     group: u32,
+    /// Calls in which memory was taken.
+    taken: Vec<u64>,
     is_over: bool,
     is_in_pytorch: bool,
 }
@@ -146,6 +150,14 @@ impl Writer {
             "seen" => {
                 self.event(0, EventKind::Note(format!("process.alive_at={}", self.now)));
                 self.now += 3000 * MILLISECOND;
+            }
+            "kept" => self.keep(),
+            _ if word.starts_with("skip") => {
+                self.communicate(comm, "AR8", line, true);
+                self.taken.push(self.n_calls);
+                let n_skipped: u64 = word["skip".len()..].parse().unwrap();
+                let order = (self.comms[comm], NcclOp::AllReduce.sequence(-1));
+                *self.sequences.get_mut(&order).unwrap() += n_skipped - 1;
             }
             "runs" => self.is_over = true,
             "alone" => self.recording.process.environment.clear(),
@@ -296,6 +308,45 @@ impl Writer {
         }
         enter.sequence = self.next(comm, op.sequence(enter.peer));
         self.call(enter, line, returns);
+    }
+
+    /// Of NCCL, a bounded recording begins with the calls that are open, those that made a communicator that is still there, those that
+    /// took memory, and the newest of each order of calls (`recorder/src/held/nccl.rs`).
+    fn keep(&mut self) {
+        (self.recording.process.since, self.recording.process.segment) = (Nanos(self.now), 2);
+        let (mut open, mut made, mut newest) = (HashMap::new(), vec![], HashMap::new());
+        for event in std::mem::take(&mut self.recording.events) {
+            match event.kind {
+                EventKind::NcclEnter(enter) => {
+                    open.insert(enter.call, (enter, vec![event]));
+                }
+                EventKind::NcclExit(exit) => {
+                    let (enter, mut call) = open.remove(&exit.call).unwrap();
+                    call.push(event);
+                    match enter.op {
+                        _ if self.taken.contains(&enter.call) => made.push((enter.comm, call)),
+                        NcclOp::CommInit | NcclOp::CommSplit | NcclOp::CommShrink => {
+                            made.push((enter.comm, call));
+                        }
+                        NcclOp::CommDestroy | NcclOp::CommAbort => {
+                            made.retain(|(comm, _)| *comm != enter.comm);
+                            newest.retain(|(comm, _), _| *comm != enter.comm);
+                        }
+                        _ => {
+                            if let Some(sequence) = enter.op.sequence(enter.peer) {
+                                newest.insert((enter.comm, sequence), call);
+                            }
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        let made = made.into_iter().map(|(_, call)| call);
+        let open = open.into_values().map(|(_, call)| call);
+        let left = made.chain(newest.into_values()).chain(open).flatten();
+        self.recording.events = left.collect();
+        self.recording.events.sort_by_key(|event| event.time);
     }
 
     fn call(&mut self, mut enter: NcclEnter, line: u32, returns: bool) {

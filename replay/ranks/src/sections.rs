@@ -117,7 +117,8 @@ impl JobReport {
             Verdict::Consistent => section.line(
                 Mood::Good,
                 format!(
-                    "consistent{}: {} calls of {} ranks match{}",
+                    "consistent{}{}: {} calls of {} ranks match{}",
+                    self.window.as_ref().map_or_else(String::new, |it| format!(" since {}", it.since)),
                     if self.running { " until now" } else { "" },
                     words::count(self.calls),
                     self.ranks.len(),
@@ -511,7 +512,8 @@ fn memory_section(memory: &MemoryReport) -> Section {
     );
     let unknown = (!memory.unknown.is_empty()).then(|| {
         let whose = rank_names(&memory.unknown);
-        (Mood::Warning, format!("not known for {whose}: a summary lacks it, or a trace is missing"))
+        let why = "a summary lacks it, or a trace is missing or begins later";
+        (Mood::Warning, format!("not known for {whose}: {why}"))
     });
     let difference = |it: &UnevenBytes| Value::Difference(it.bytes as i64 - it.median_bytes as i64);
     let uneven = Table::of(

@@ -1,6 +1,7 @@
 //! Jobs written as text (`scene.rs`), and the report on each.
 
 mod counts;
+mod kept;
 mod leaving;
 mod majority;
 mod names;

@@ -7,13 +7,18 @@ use expect_test::{Expect, expect};
 use super::*;
 
 /// A letter is an operation; a digit behind it its size; `@x` its place. `*` is a lost call.
-struct Text(Vec<Token>);
+/// `-` is a call from before the trace.
+struct Text(Vec<Token>, usize);
 
 impl Track for Text {
     fn n_calls(&self) -> usize {
         self.0.len()
     }
+    fn start(&self) -> usize {
+        self.1
+    }
     fn token(&self, position: usize) -> Token {
+        assert!(position >= self.1);
         self.0[position]
     }
     fn knows(&self, token: Token) -> bool {
@@ -31,7 +36,8 @@ fn parse(text: &str) -> Text {
         let place = place.bytes().fold(0, |sum, byte| sum * 256 + u32::from(byte));
         Token { call: if call == "*" { LOST } else { number }, place }
     };
-    Text(text.split_whitespace().map(call).collect())
+    let n_before = text.split_whitespace().filter(|word| *word == "-").count();
+    Text(text.split_whitespace().map(call).collect(), n_before)
 }
 
 fn name(token: Token) -> String {
@@ -43,7 +49,7 @@ fn name(token: Token) -> String {
 
 fn check(tracks: &[&str], expected: Expect) {
     let tracks: Vec<Text> = tracks.iter().map(|text| parse(text)).collect();
-    let mut n_seen = 0;
+    let mut n_seen = tracks.iter().map(Track::start).max().unwrap_or(0) as u64;
     let alignment = align(&tracks, &|a, b| a >> 8 == b >> 8, &mut |column, _| {
         assert_eq!(column, n_seen);
         n_seen += 1;
@@ -62,6 +68,29 @@ fn check(tracks: &[&str], expected: Expect) {
     }
     writeln!(text, "{} columns, reached {:?}", alignment.n_columns, alignment.reached).unwrap();
     expected.assert_eq(&text);
+}
+
+#[test]
+fn calls_from_before_a_trace_are_not_compared() {
+    check(
+        &["A B C D E", "- - C D E", "- D C D"],
+        expect![[r#"
+        5 columns, reached [5, 5, 4]
+    "#]],
+    );
+    check(
+        &["A B C D E", "- - C D D", "- B C D E"],
+        expect![[r#"
+        1: Changed in 4: E #4 is D #4 (2:1)
+        5 columns, reached [5, 5, 5]
+    "#]],
+    );
+    check(
+        &["A B", "- - - - E", "- - C D E"],
+        expect![[r#"
+        5 columns, reached [2, 5, 5]
+    "#]],
+    );
 }
 
 #[test]

@@ -69,3 +69,16 @@ fn a_rank_without_a_trace_is_not_taken_for_one_that_called_nothing() {
         "2 ranks have no trace, rank 1 the first: it is not known whether all calls match"
     );
 }
+
+#[test]
+fn recordings_that_keep_different_parts_give_the_same_program() {
+    let step = "AR8 AG2 ";
+    let steps = |kept: usize, rest: &str| {
+        format!("init:w {}kept {}{rest}", step.repeat(kept), step.repeat(20 - kept))
+    };
+    let found = calls(&[&steps(5, "AR8!"), &steps(15, "")]);
+    let gather = "all_gather(0, 2, \"float32\")";
+    let reduce = "all_reduce(0, 8, \"float32\", \"SUM\")";
+    assert_eq!(found, format!("def rank_0(): {gather} {reduce} def rank_1(): {gather}"));
+    assert!(calls(&[&steps(5, ""), &steps(15, "")]).contains("the same calls in the same order"));
+}

@@ -7,7 +7,7 @@ use super::participants;
 use crate::calls::Ending;
 use crate::report::{Ranks, Verdict};
 
-fn check(ranks: &[&str], expected: Expect) {
+pub(super) fn check(ranks: &[&str], expected: Expect) {
     let mut participants = participants(ranks);
     for (participant, text) in participants.iter_mut().zip(ranks.iter().filter(|text| !text.is_empty())) {
         if text.ends_with("runs") {

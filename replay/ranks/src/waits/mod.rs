@@ -129,7 +129,7 @@ impl<'a> Waits<'a> {
         }
         for track in behind {
             let column = reached[track];
-            let spot = alignment.spot(column);
+            let spot = alignment.spot(column).or_else(|| before(alignment, tracks, column));
             let Some(target) = self.job.actor(tracks[track].member) else { continue };
             for other in (0..tracks.len()).filter(|other| reached[*other] > column) {
                 let ahead = reached[other] - column;
@@ -170,6 +170,7 @@ impl<'a> Waits<'a> {
             let (_, time) = self.called(member, lane, position)?;
             Some(self.time(member, time))
         });
+        let since = since.or_else(|| self.begins(tracks[from].member));
         self.edges.push(Edge {
             from: from_actor,
             to: Who::Actor(target),
@@ -185,6 +186,12 @@ impl<'a> Waits<'a> {
 
     fn called(&self, member: Member, lane: Lane, position: usize) -> Option<(CallKind, Nanos)> {
         self.participants[member.participant].memberships[member.membership].call(lane, position)
+    }
+
+    /// When a trace begins that was not kept from the beginning: what it does not have was done by then.
+    fn begins(&self, member: Member) -> Option<i128> {
+        let since = self.participants[member.participant].process.since;
+        (since.0 > 0).then(|| self.time(member, since))
     }
 
     /// Nothing came after a column in which some called something else: the others wait for these.
@@ -209,6 +216,7 @@ impl<'a> Waits<'a> {
     pub(super) fn peer(&mut self, idx: usize, waiter: Member, lane: Lane, position: usize, target: Member) {
         let (Some(from), Some(to)) = (self.job.actor(waiter), self.job.actor(target)) else { return };
         let since = self.called(waiter, lane, position).map(|(_, time)| self.time(waiter, time));
+        let since = since.or_else(|| self.begins(waiter));
         let at = At::Call(lane, position as u64);
         let call = Some((waiter, lane, position));
         if from != to {
@@ -359,4 +367,11 @@ fn usual(enters: &[Nanos]) -> i128 {
     intervals.sort_unstable();
     let idx = intervals.len().saturating_sub(1) * 99 / 100;
     intervals.get(idx).map_or(0, |interval| i128::from(*interval))
+}
+
+/// A call from before those that all tracks know, as one of them made it.
+fn before(alignment: &Alignment, tracks: &[Calls<'_>], column: u64) -> Option<Spot> {
+    let position = usize::try_from(column).ok().filter(|_| column < alignment.start)?;
+    let knows = |calls: &Calls<'_>| calls.kind(position).is_some();
+    Some(Spot { track: tracks.iter().position(knows)?, position })
 }

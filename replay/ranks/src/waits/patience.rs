@@ -1,7 +1,7 @@
 //! Whether a wait in a job that still runs is a hang, or may be a healthy one ([`crate::live`]).
 
 use gputrace_schemas::event::Nanos;
-use gputrace_trace::words;
+use gputrace_trace::{faults, words};
 
 use super::{At, Edge, UNUSUAL, Waits, Who};
 use crate::findings::{Finding, Severity, rank_names};
@@ -114,6 +114,13 @@ impl Waits<'_> {
         live::longest_after(calls, *calls.kinds.last()?)
     }
 
+    /// Where the trace of the rank that is waited for has not been kept from the beginning: since when it has, in words.
+    fn kept(&self, edge: &Edge) -> Option<String> {
+        let Who::Actor(target) = edge.to else { return None };
+        let process = &self.participant(target).process;
+        (process.since.0 > 0).then(|| format!("since {}", faults::clock(process, process.since)))
+    }
+
     /// For how long the longest of these waits has lasted, in a job that runs.
     pub(super) fn so_far(&self, edges: &[&Edge]) -> Option<u64> {
         let running = edges.iter().filter(|edge| self.participant(edge.from).is_alive());
@@ -143,8 +150,9 @@ impl Waits<'_> {
             None => format!(", for {so_far} so far"),
         };
         if let Some(longest) = self.longest_before(edge) {
+            let kept = self.kept(edge).unwrap_or_else(|| "until now".to_owned());
             finding.text += &format!(
-                "; until now it took at most {} from that call to the next",
+                "; {kept} it took at most {} from that call to the next",
                 words::time(Nanos(longest))
             );
         }

@@ -66,10 +66,13 @@ impl Waits<'_> {
                     ranks_wait(&waiting)
                 )
             }
-            At::Call(Lane::Collective | Lane::OneSided, n) => format!(
-                "{} in call {n} on {label}, {awaited}, for {name}, which {never_made} it: it {reason}",
-                ranks_wait(&waiting)
-            ),
+            At::Call(Lane::Collective | Lane::OneSided, n) => {
+                let what = others.as_ref().map_or_else(String::new, |call| format!(", {},", call.text()));
+                let waiting = ranks_wait(&waiting);
+                format!(
+                    "{waiting} in call {n} on {label}{what} for {name}, which {never_made} it: it {reason}"
+                )
+            }
             At::Call(Lane::Send(_), n) => {
                 if matches!(kind, Kind::RankStuck | Kind::RankExited) {
                     (kind, ranks) = (Kind::UnmatchedSend, self.ranks([main.from]));
