@@ -8,7 +8,7 @@ set -eu
 folder=$(realpath "$1")
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
-program=${TORTURE_TEST:-$(cargo test --no-run -p gputrace-tests --test torture 2>&1 | sed -n 's/.*Executable .*(\(.*\)).*/\1/p')}
+program=${TORTURE_TEST:-$(cargo test --release --no-run -p gputrace-tests --test torture 2>&1 | sed -n 's/.*Executable .*(\(.*\)).*/\1/p')}
 [ -n "$program" ] || { echo "tests/arm/torture.sh: the torture cannot be built" && exit 1; }
 exec "$here/inside.sh" "$folder" run env GPUTRACE_TEST_BUILT="$folder/target/aarch64-unknown-linux-gnu/release" \
   ${GPUTRACE_TORTURE_ONLY:+GPUTRACE_TORTURE_ONLY="$GPUTRACE_TORTURE_ONLY"} "$program" --nocapture
