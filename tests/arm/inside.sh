@@ -23,6 +23,8 @@ exec unshare -Urm sh -euc '
   # An ELF file (64 bits, little endian) for machine 183, run by an interpreter that was opened now (binfmt_misc(5), flag F).
   printf "%s" ":arm:M::\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00:\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:$folder/debian/usr/bin/qemu-aarch64:F" >/proc/sys/fs/binfmt_misc/register
   root=$folder/debian
+  # A mount of its own, as programs expect of what they see as /.
+  mount --bind "$root" "$root"
   for shared in "$repository" "$folder/target" "$tools" /tmp; do
     mkdir -p "$root$shared"
     mount --bind "$shared" "$root$shared"
@@ -30,6 +32,8 @@ exec unshare -Urm sh -euc '
   mkdir -p "$root/opt/user/.cargo/registry"
   mount --bind "$registry" "$root/opt/user/.cargo/registry"
   for system in /proc /dev /sys; do mount --rbind $system "$root$system"; done
+  # Programs for AArch64 start its shell.
+  [ "$how" = build ] || [ ! -e "$root/opt/arm/dash" ] || mount --bind "$root/opt/arm/dash" "$root/usr/bin/dash"
   path=/usr/bin:/bin
   [ "$how" = build ] || path=/opt/arm/bin:$path
   exec chroot "$root" /usr/bin/env -i HOME=/opt/user PATH=$path TERM=dumb LANG=C.UTF-8 QEMU_CPU=${QEMU_CPU:-max} \
