@@ -23,6 +23,7 @@ exec unshare -Urm sh -euc '
   # An ELF file (64 bits, little endian) for machine 183, run by an interpreter that was opened now (binfmt_misc(5), flag F).
   printf "%s" ":arm:M::\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00:\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:$folder/debian/usr/bin/qemu-aarch64:F" >/proc/sys/fs/binfmt_misc/register
   root=$folder/debian
+  mkdir -p "$root/mnt"
   # A mount of its own, as programs expect of what they see as /.
   mount --bind "$root" "$root"
   for shared in "$repository" "$folder/target" "$tools" /tmp; do
