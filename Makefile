@@ -251,24 +251,23 @@ fresh-deb: build target/tools/bin/cargo-deb ## Install the Debian package in a f
 	driver=$$(dirname "$$(ls -t target/release/build/*/out/libcuda.so.1 | head -1)"); \
 	  python3 packaging/fresh_deb.py target/dist/gputrace_*.deb --driver "$$driver" --demo "$$driver/demo" || [ $$? = 77 ]
 
-# The same for AArch64, in the Debian of `make arm`, whose Rust has a standard library for it.
-ARM_TARGET := aarch64-unknown-linux-gnu
-ARM_PORTABLE := target/arm/portable/$(ARM_TARGET)/release
-ARM_PACK := python3 packaging/pack.py --arch aarch64 --inside "tests/arm/inside.sh target/arm run"
+# The same for AArch64, in the Debian of `make arm`, whose Rust has a standard library for it. What is packed is then run there.
+ARM_PORTABLE := target/arm-portable/aarch64-unknown-linux-gnu/release
+ARM_PACK := python3 packaging/pack.py --arch aarch64 --inside "tests/arm/inside.sh target/arm run" \
+  --program $(ARM_PORTABLE)/gputrace --library $(ARM_PORTABLE)/libgputrace.so --out target/dist
 
 arm-portable: $(ZIG)/cargo-zigbuild
 	tests/arm/setup.sh target/arm
-	cargo fetch --quiet --locked --target $(ARM_TARGET)
-	ARM_ENVIRONMENT="CARGO_PROFILE_RELEASE_LTO=thin CARGO_PROFILE_RELEASE_OPT_LEVEL=3 CARGO_TARGET_DIR=$(CURDIR)/target/arm/portable" \
-	  tests/arm/inside.sh target/arm build cargo build --offline --locked --release -p gputrace-shim
-	ARM_ENVIRONMENT="CARGO_PROFILE_RELEASE_LTO=thin CARGO_PROFILE_RELEASE_OPT_LEVEL=3 CARGO_TARGET_DIR=$(CURDIR)/target/arm/portable" \
-	  tests/arm/inside.sh target/arm build tests/arm/zigbuild.sh $(CURDIR)/$(ZIG) --release -p gputrace --bin gputrace --features objects,mcp
+	cargo fetch --quiet --locked --target aarch64-unknown-linux-gnu
+	tests/arm/inside.sh target/arm build tests/arm/portable.sh $(CURDIR)/$(ZIG) $(CURDIR)/target/arm-portable
 
-arm-wheel: arm-portable
-	$(ARM_PACK) wheel --program $(ARM_PORTABLE)/gputrace --library $(ARM_PORTABLE)/libgputrace.so --out target/dist
+arm-wheel: arm-portable ## Make the wheel for AArch64, in target/dist, and run its files under QEMU
+	$(ARM_PACK) wheel
+	tests/arm/packages.sh target/arm target/dist wheel
 
-arm-dist: arm-portable
-	$(ARM_PACK) tarball --program $(ARM_PORTABLE)/gputrace --library $(ARM_PORTABLE)/libgputrace.so --out target/dist
+arm-dist: arm-portable ## Make the tarball for AArch64, in target/dist, and run its files under QEMU
+	$(ARM_PACK) tarball
+	tests/arm/packages.sh target/arm target/dist tarball
 
 # Debian's mirror is needed, and namespaces of one's own. FRESH_PYTHON names the folder of another Python to try.
 fresh: build ## Install the wheel in a fresh Debian without Rust, and hold what docs/INSTALL.md shows

@@ -38,11 +38,16 @@ def main():
     for copy in copies:
         changed = set_version(copy, old, new, today)
     step("dependencies", ["make", "deny"], ROOT)
+    has_arm = is_arm_here()
     for copy in copies:
-        step(f"packages in {os.path.relpath(copy, ROOT)}", ["make", "wheel", "dist", "deb", "sbom"], copy)
+        where = os.path.relpath(copy, ROOT)
+        step(f"packages in {where}", ["make", "wheel", "dist", "deb", "sbom"], copy)
+        if has_arm:
+            step(f"packages for AArch64 in {where}", ["make", "arm-wheel", "arm-dist"], copy)
     packages = compared(*copies)
     summed(copies[0], packages)
-    step("metadata of the wheel", [python(), f"{copies[0]}/packaging/metadata.py", *glob_of(copies[0], ".whl")], copies[0], [77])
+    for wheel in glob_of(copies[0], ".whl"):
+        step(f"metadata of {os.path.basename(wheel)}", [python(), f"{copies[0]}/packaging/metadata.py", wheel], copies[0], [77])
     out = f"{ROOT}/target/release-{new}"
     shutil.rmtree(out, ignore_errors=True)
     os.makedirs(out)
@@ -90,10 +95,21 @@ def copied(name):
     run(["git", "checkout", "--quiet", "--force", "--detach", "FETCH_HEAD"], copy)
     os.makedirs(f"{copy}/target", exist_ok=True)
     shutil.rmtree(f"{copy}/target/dist", ignore_errors=True)
-    os.makedirs(f"{ROOT}/target/tools", exist_ok=True)
-    if not os.path.lexists(f"{copy}/target/tools"):
-        os.symlink(f"{ROOT}/target/tools", f"{copy}/target/tools")
+    # The Debian for AArch64 is a gigabyte.
+    for shared in ("tools", "arm"):
+        os.makedirs(f"{ROOT}/target/{shared}", exist_ok=True)
+        if not os.path.lexists(f"{copy}/target/{shared}"):
+            os.symlink(f"{ROOT}/target/{shared}", f"{copy}/target/{shared}")
     return copy
+
+
+def is_arm_here():
+    """Whether packages for AArch64 can be made on this machine."""
+    result = subprocess.run(["tests/arm/setup.sh", "target/arm"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if result.returncode not in (0, 77):
+        sys.exit(f"release.py: tests/arm/setup.sh ended with {result.returncode}: {result.stdout}")
+    print(result.stdout.strip() or "== the Debian for AArch64 is there", flush=True)
+    return result.returncode == 0
 
 
 def set_version(copy, old, new, today):
@@ -138,7 +154,7 @@ def summed(copy, packages):
 
 def farewell(version, out, packages, is_dry):
     files = " ".join(f"{out}/{name}" for name in [*packages, "SHA256SUMS"])
-    wheel = next(name for name in packages if name.endswith(".whl"))
+    wheels = " ".join(f"{out}/{name}" for name in packages if name.endswith(".whl"))
     where = "the tree is as it was; without DRY=1 it would have the version set" if is_dry else "the version is set in the tree"
     return f"""
 {len(packages)} files and their sums are in {out}; {where}.
@@ -148,7 +164,7 @@ By hand, once you have looked at them:
   git tag -s v{version} -m "gputrace {version}"
   git push origin main v{version}
   gh release create v{version} --title "gputrace {version}" {files}
-  python3 -m twine upload {out}/{wheel}
+  python3 -m twine upload {wheels}
 """
 
 

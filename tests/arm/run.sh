@@ -3,14 +3,15 @@
 #
 #   tests/arm/run.sh FOLDER RELEASE [PART...]
 #
-# RELEASE has the programs of this machine. Parts: those of check.py, `oracle` and `torture`; all but the torture unless some are named: not
-# all of it ends here as it does alone. Says what it cannot try here and why, and then ends well; fails if anything differs. ARM_JOBS
-# limits the compilers that run at once.
+# RELEASE has the programs of this machine. Parts: those of check.py, `oracle` and `torture`; all unless some are named. Each may take
+# ARM_PART_SECONDS (1800). Says what it cannot try here and why, and then ends well; fails if anything differs. ARM_JOBS limits the compilers
+# that run at once.
 set -eu
 folder=$1 release=$2
 shift 2
 here=$(dirname "$0")
-parts=${*:-demo programs pythons tests oracle}
+parts=${*:-demo programs pythons tests oracle torture}
+seconds=${ARM_PART_SECONDS:-1800}
 now() { date +%s; }
 began=$(now)
 if "$here/setup.sh" "$folder"; then :; else
@@ -25,27 +26,26 @@ cargo fetch --quiet --locked --target aarch64-unknown-linux-gnu || { echo "SKIPP
 "$here/inside.sh" "$folder" build cargo build --quiet --offline --locked ${ARM_JOBS:+--jobs $ARM_JOBS} --release -p gputrace-shim -p gputrace \
   -p gputrace-fake-cuda --lib --bin gputrace --bin fake-cuda
 echo "== build: $(($(now) - since)) s"
-status=0
-checks=
+differ=
 for part in $parts; do
+  since=$(now)
   case $part in
-  oracle | torture) continue ;;
   pythons) "$here/pythons.sh" "$folder" ;;
   programs)
     [ -e "$folder/wheels" ] || WHEEL_MACHINE=aarch64 python3 "$here/../wheel.py" nvidia-cuda-runtime-cu12 "$folder/wheels" '*/libcudart.so.12' || true ;;
   esac
-  checks="$checks $part"
-done
-[ -z "$checks" ] || python3 "$here/check.py" "$folder" "$release" $checks || status=1
-for part in $parts; do
-  since=$(now)
+  status=0
   case $part in
   # The first release whose packages for AArch64 have the allocator for CUDA, and others of each rule for ties.
-  oracle) ORACLE_SEEDS=${ORACLE_SEEDS:-2} ORACLE_STEPS=${ORACLE_STEPS:-300} "$here/oracle.sh" "$folder" 2.11.0 2.13.0 2.15.0 || [ $? = 77 ] || status=1 ;;
-  torture) "$here/torture.sh" "$folder" || status=1 ;;
-  *) continue ;;
+  oracle)
+    ORACLE_SEEDS=${ORACLE_SEEDS:-2} ORACLE_STEPS=${ORACLE_STEPS:-300} timeout "$seconds" "$here/oracle.sh" "$folder" 2.11.0 2.13.0 2.15.0 || status=$?
+    [ $status != 77 ] || status=0 ;;
+  torture) timeout "$seconds" "$here/torture.sh" "$folder" || status=$? ;;
+  *) timeout "$seconds" python3 "$here/check.py" "$folder" "$release" "$part" || status=$? ;;
   esac
+  [ $status != 124 ] || echo "FAILED: $part did not end within $seconds s"
+  [ $status = 0 ] || differ="$differ $part"
   echo "== $part: $(($(now) - since)) s"
 done
-echo "== AArch64 under emulation: $(($(now) - began)) s"
-exit $status
+echo "== AArch64 under emulation: $(($(now) - began)) s, parts that differ from x86-64:${differ:- none}"
+[ -z "$differ" ]

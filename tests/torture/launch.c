@@ -352,7 +352,11 @@ int main(int argc, char **argv)
     int status = 0;
     pid_t hurt = 0;
     struct rusage usage = {0};
-    if (is_killed_at_clone) need(ptrace(PTRACE_SEIZE, program, NULL, (void *)(long)(PTRACE_O_TRACEVFORK | PTRACE_O_TRACECLONE)) == 0, "ptrace");
+    if (is_killed_at_clone && ptrace(PTRACE_SEIZE, program, NULL, (void *)(long)(PTRACE_O_TRACEVFORK | PTRACE_O_TRACECLONE)) != 0) {
+        int error = errno;
+        kill(program, SIGKILL);
+        errno = error, skip("ptrace");
+    }
     /* From here on it runs. */
     close(ready[0]), close(ready[1]);
     if (is_killed_at_clone) kill_at_clone(program, &status, &usage);

@@ -29,8 +29,8 @@ static void on_signal(int signal)
 static const char *where;
 static void alternate(void)
 {
-    /* What the kernel needs for its frame, and 2 kB for the handler. */
-    size_t least = getauxval(AT_MINSIGSTKSZ) ? getauxval(AT_MINSIGSTKSZ) : 2048;
+    /* What the kernel needs for its frame, and 4 kB for the handler. Kernels before 5.14, and emulators, do not say. */
+    size_t least = getauxval(AT_MINSIGSTKSZ) ? getauxval(AT_MINSIGSTKSZ) : (size_t)MINSIGSTKSZ;
     size_t bytes = least + 4096;
     /* With a page below that may not be touched: who needs more is seen. */
     size_t room = (bytes + 4095) & ~4095UL;

@@ -242,6 +242,11 @@ impl Workshop {
 
     /// Does to a living process's ring what must be refused.
     pub(crate) fn recover_meanwhile(&self, usage: &Path, folder: &Path) {
+        // Before its recorder has the ring, anybody may have it.
+        let is_recorded = fs::read_dir(folder.join("traces")).is_ok_and(|mut traces| traces.next().is_some());
+        if !is_recorded {
+            return;
+        }
         for (pid, command) in processes(usage) {
             let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
             let ring = maps.lines().find_map(|line| Some(&line[line.find("/dev/shm/gputrace.")?..]));

@@ -1,0 +1,23 @@
+//! What an emulator does to a process that no library does: scenarios that cannot tell the two apart are not tried under one.
+
+use gputrace_tests::recorded;
+use std::fs;
+
+/// Scenarios that QEMU's user emulation cannot try, and why: the beginning of their names. docs/ARM.md has the same lines.
+pub(crate) const NOT_EMULATED: &[(&str, &str)] = &[(
+    "wait, ",
+    "QEMU gives every child a signal at its end, so that the recorder is one of those that `wait` finds",
+)];
+
+/// Whether the library is for another processor than this program, so that its programs run under an emulator.
+pub(crate) fn is_emulated() -> bool {
+    // `e_machine` of an ELF file (elf(5)).
+    let machine = |path| fs::read(path).ok().and_then(|data| data.get(18..20).map(<[u8]>::to_vec));
+    let own = std::env::current_exe().ok().and_then(machine);
+    machine(recorded::built().join("libgputrace.so")) != own
+}
+
+/// Why a scenario is not tried, if it is not.
+pub(crate) fn not_emulated(name: &str) -> Option<&'static str> {
+    NOT_EMULATED.iter().find(|(begin, _)| name.starts_with(begin)).map(|(_, why)| *why)
+}
