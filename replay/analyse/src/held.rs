@@ -8,6 +8,7 @@ use gputrace_sim::stacks::python_package;
 use rustc_hash::FxHashMap;
 
 use crate::holdings::{Holding, Partition, failed_at};
+use crate::libraries::{Offer, When, offers};
 use crate::lives::{Life, Lives, NEVER};
 use crate::piles::{self, Pile};
 use crate::roles::{self, Roles};
@@ -71,6 +72,8 @@ pub struct Holder {
     pub caller: String,
     /// Blocks that models requested between the first of it and that moment.
     pub worked_since: u64,
+    /// What the libraries on that stack offer against it, the innermost first.
+    pub offers: Vec<&'static Offer>,
 }
 
 macro_rules! signs {
@@ -118,6 +121,10 @@ signs! {
     Grad,
     /// In `Module.double`.
     Double,
+    /// In a function that `torch.no_grad` or `torch.inference_mode` decorates: nothing there has a graph.
+    NoGrad,
+    /// Where an optimizer makes its state.
+    State,
 }
 
 /// Several of these.
@@ -185,10 +192,17 @@ impl Signs {
                 last(function) == "grad" && file.ends_with("/torch/autograd/__init__.py")
             })
         });
+        // Both are `decorate_context`; a closure of LBFGS runs with gradients inside one.
+        let is_no_grad = any(&|function, file| {
+            function == "decorate_context" && file.ends_with("/torch/utils/_contextlib.py")
+        }) && !any(&|_, file| file.contains("/torch/optim/"));
+        let is_state = any(&|function, file| file.contains("/torch/optim/") && function == "_init_group");
         let facts = roles::places(definitions, id);
         Signs::default()
             .with(Sign::Grad, is_grad)
             .with(Sign::Double, is_double)
+            .with(Sign::NoGrad, is_no_grad)
+            .with(Sign::State, is_state)
             .with(Sign::Load, is_load)
             .with(Sign::Foreach, is_foreach)
             .with(Sign::Hook, is_hook)
@@ -236,6 +250,14 @@ pub(crate) struct Known<'a> {
     pub definitions: &'a dyn Definitions,
 }
 
+impl Holder {
+    /// What a library offers against it.
+    #[must_use]
+    pub fn offer(&self, when: When) -> Option<&'static str> {
+        self.offers.iter().find(|offer| offer.when == when).map(|offer| offer.fix)
+    }
+}
+
 impl HeldAt {
     /// The lives of a device that `is_held` names.
     pub(crate) fn of(
@@ -268,6 +290,7 @@ impl HeldAt {
                 rising_sizes: 0,
                 caller: String::new(),
                 worked_since: n_worked,
+                offers: vec![],
             });
             holder.bytes.0 += life.bytes.0;
             holder.blocks += 1;
@@ -288,6 +311,7 @@ impl HeldAt {
             }
             holder.caller = caller_of_model(definitions, holder.stack).unwrap_or_default();
             holder.worked_since = n_worked - holder.worked_since;
+            holder.offers = offers(definitions, holder.stack);
         }
         holders.sort_by_key(|holder| (Reverse(holder.bytes), holder.site, holder.role, holder.signs));
         let piles = piles::of(lives, roles, definitions, device, Bytes(bytes), &is_held);

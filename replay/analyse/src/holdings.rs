@@ -693,7 +693,8 @@ impl Maker<'_> {
             // What is still there when a model works again is none of the step's temporaries.
             let life = &self.lives.list[idx];
             let is_kept = life.born < self.worked && self.worked < life.died;
-            let is_state = (role == Some(Role::Optimizer) || is_kept) && !signs.has(Sign::Foreach);
+            let is_made = role == Some(Role::Optimizer) || is_kept || signs.has(Sign::State);
+            let is_state = is_made && !signs.has(Sign::Foreach);
             return if is_state { Purpose::State } else { Purpose::OptimizerTemporaries };
         }
         if signs.has(Sign::Backward) {

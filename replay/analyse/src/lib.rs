@@ -10,6 +10,7 @@ pub mod growth;
 pub mod held;
 pub mod holdings;
 pub mod idle;
+pub mod libraries;
 pub mod lifetimes;
 pub mod live;
 pub mod lives;

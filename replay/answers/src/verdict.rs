@@ -384,6 +384,15 @@ impl Evidence<'_> {
                 Fix::words(self.less_memory(), ""),
                 "certain: replayed with the settings that are usually recommended".into(),
             ),
+            // The next request of the same step may need what is left.
+            Ok((_, Some(best))) if self.facts.is_tight(best) => (
+                Fix::words(self.less_memory(), ""),
+                format!(
+                    "likely: with `{}`, {} would be reserved for this request, and the step was not over",
+                    best.options,
+                    bytes(best.peak_reserved)
+                ),
+            ),
             Ok((recorded, Some(best))) => {
                 let (fix, sure) = external_fragmentation::setting(self.facts, recorded, best);
                 (Some(fix), sure)
@@ -393,9 +402,11 @@ impl Evidence<'_> {
 
     /// Where no setting helps: what there is most of, and how people need less of that.
     fn less_memory(&self) -> String {
+        let is_served = self.facts.remedy().is_some();
+        let no = if is_served { "" } else { "; no allocator setting makes it fit" };
         match holdings::needed(self.facts) {
-            Some((text, less)) => format!("{less}: {text}; no allocator setting makes it fit"),
-            None => "use less memory, or a larger card: no allocator setting makes it fit".into(),
+            Some((text, less)) => format!("{less}: {text}{no}"),
+            None => format!("use less memory, or a larger card{no}"),
         }
     }
 

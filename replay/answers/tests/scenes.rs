@@ -217,3 +217,83 @@ fn a_model_that_was_loaded_onto_the_gpu_and_is_used_is_no_second_copy() {
         "{twice}"
     );
 }
+
+/// A loop that keeps a block each time, at a stack.
+fn kept_each_time(by: &str) -> String {
+    let round = |n: usize| block(&format!("k{n}"), 8, by) + &forward(n, 6, 31) + &give_back(n, 6);
+    (0..20).map(round).collect()
+}
+
+#[test]
+fn what_a_library_keeps_has_the_library_s_own_remedy() {
+    let of_metric = "update@/v/site-packages/torchmetrics/metric.py:480,validate@/job/train.py:30";
+    let of_adapters =
+        "LoraLayer.update_layer@/v/site-packages/peft/tuners/lora/layer.py:90,serve@/job/serve.py:12";
+    for (by, remedy) in [(of_metric, "metric.reset()"), (of_adapters, "delete_adapter")] {
+        let told = told(&kept_each_time(by));
+        assert!(told.starts_with("Verdict: memory grows") && told.contains(remedy), "{told}");
+    }
+    // The same names in a file of the program's own say nothing.
+    let told = told(&kept_each_time("update_layer@/job/peft.py:90,serve@/job/serve.py:12"));
+    assert!(told.starts_with("Verdict: memory grows") && !told.contains("delete_adapter"), "{told}");
+}
+
+#[test]
+fn nothing_has_a_graph_in_a_function_that_no_grad_decorates() {
+    let decorated = "decorate_context@/v/site-packages/torch/utils/_contextlib.py:116,main@/job/eval.py:9";
+    let of_model = format!("{LINEAR},{MODULE},Net.forward@/job/net.py:12,{MODULE},run@/job/eval.py:5");
+    let with_graph =
+        told(&kept_each_time(&format!("softmax@/v/site-packages/torch/nn/functional.py:9,{of_model}")));
+    assert!(with_graph.contains("with their graph"), "{with_graph}");
+    let without = told(&kept_each_time(&format!(
+        "softmax@/v/site-packages/torch/nn/functional.py:9,{of_model},{decorated}"
+    )));
+    assert!(without.starts_with("Verdict: memory grows"), "{without}");
+    assert!(!without.contains("graph"), "{without}");
+}
+
+#[test]
+fn an_optimizer_s_state_is_none_of_its_temporaries_though_its_first_step_failed() {
+    let by = "Adam._init_group@/v/site-packages/torch/optim/adam.py:180,Adam.step@/v/site-packages/torch/optim/adam.py:220,run@/job/train.py:22";
+    let weights = "<lambda>@/v/site-packages/torch/nn/modules/module.py:1050,Module._apply@/v/site-packages/torch/nn/modules/module.py:900,run@/job/train.py:4";
+    let weights: String = (0..4).map(|n| block(&format!("w{n}"), 50, weights)).collect();
+    let state: String = (0..5).map(|n| block(&format!("s{n}"), 50, by)).collect();
+    let failed = format!(
+        "MemInfo bytes=10M extra=500M\noom bytes=50M requested=50M allocated=450M reserved=460M by={by}\n"
+    );
+    let told = told(&(weights + &state + &failed));
+    assert!(told.starts_with("Verdict: out of memory: the optimizer's state"), "{told}");
+    assert!(!told.contains("fused=True"), "{told}");
+}
+
+/// A reserve that fragments in its first steps, on a card of so many MiB, and goes on without more.
+fn fragments_at_first(card: u64) -> String {
+    let mut scene = format!("MemInfo bytes={}M extra={card}M\n", card - 10);
+    let mut reserved = 0;
+    for n in 0..12_u64 {
+        reserved += 40 + n;
+        let address = 0x1_0000_0000 + n * (64 << 20);
+        scene += &format!(
+            "Alloc addr={address:#x} bytes={size}M by=libcudart.so,libc10_cuda.so in_allocate=1
+             block addr={address:#x} bytes={size}M requested={size}M allocated={size}M reserved={reserved}M by=f@/job/train.py:13
+             free addr={address:#x} bytes={size}M allocated=0 reserved={reserved}M\n",
+            size = 40 + n,
+        );
+    }
+    for _ in 0..200 {
+        scene += &format!(
+            "block addr=0x100000000 bytes=40M requested=40M allocated=40M reserved={reserved}M by=f@/job/train.py:13
+             free addr=0x100000000 bytes=40M allocated=0 reserved={reserved}M\n"
+        );
+    }
+    scene
+}
+
+#[test]
+fn a_reserve_that_stopped_growing_is_no_fault_of_a_card_with_room() {
+    let roomy = told(&fragments_at_first(2000));
+    assert!(roomy.starts_with("Verdict: nothing is wrong"), "{roomy}");
+    assert!(roomy.contains("has stopped reserving more"), "{roomy}");
+    let full = told(&fragments_at_first(600));
+    assert!(full.starts_with("Verdict: memory was reserved and not used"), "{full}");
+}

@@ -4,6 +4,7 @@ use super::facts::called_at;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_analyse::holdings::{Holding, Purpose};
+use gputrace_analyse::libraries::When;
 use gputrace_trace::ledger::Wall;
 use gputrace_trace::words::bytes;
 
@@ -84,6 +85,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         ),
         false => ", the first one".to_owned(),
     };
+    let offered = facts.holders().filter(|holder| is_activation(facts, holder)).find_map(|holder| {
+        holder.offer(When::AtPeak).or_else(|| holder.offer(When::ForBackward).filter(|_| has_stepped(facts)))
+    });
     let part = sum.0 as f64 / held.bytes.0.max(1) as f64 * 100.0;
     Some(Case {
         what: format!(
@@ -95,10 +99,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: sum,
         sure: "likely: most of the memory in use was allocated by the model in this step, and no line grows from step to step".into(),
         fix: Fix::words(
-            match (is_larger, n_models(facts) > 1) {
-                (true, _) => "use a smaller batch for the largest input, or limit the input size; or use activation checkpointing",
-                (false, true) => "run a model that is not trained (a teacher) under `torch.no_grad()`; else use a smaller batch, or activation checkpointing (`torch.utils.checkpoint`)",
-                (false, false) => "use a smaller batch (try half first), or activation checkpointing (`torch.utils.checkpoint`)",
+            match (is_larger, n_models(facts) > 1, offered) {
+                (.., Some(offered)) => offered,
+                (true, ..) => "use a smaller batch for the largest input, or limit the input size; or use activation checkpointing",
+                (false, true, _) => "run a model that is not trained (a teacher) under `torch.no_grad()`; else use a smaller batch, or activation checkpointing (`torch.utils.checkpoint`)",
+                (false, false, _) => "use a smaller batch (try half first), or activation checkpointing (`torch.utils.checkpoint`)",
             },
             // The step was not over: what half of it needs is not in the trace.
             "",

@@ -9,15 +9,27 @@ use gputrace_report::sections::cache;
 use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count, time};
 
+/// It costs something from this part of the recorded time on: one in so many.
+const COSTLY: u64 = 50;
+
 pub(super) const CAUSE: Cause = Cause {
     name: "`empty_cache` in the loop",
     kind: Kind::Churned,
-    needs: "at least three calls from one line, and half of the released memory reserved again",
+    needs: "at least three calls from one line, half of the released memory reserved again, and a fiftieth of the recorded time in the driver for both",
     against: "calls by a library itself, as when PyTorch captures a graph or cuDNN tries its algorithms",
-    find,
+    find: |facts| find(facts, true),
 };
 
-fn find(facts: &Facts<'_>) -> Option<Case> {
+/// The same where it costs little.
+pub(super) const CHEAP: Cause = Cause {
+    name: "`empty_cache` now and then",
+    kind: Kind::Spare,
+    needs: "as `empty_cache` in the loop, and less time",
+    against: "as `empty_cache` in the loop",
+    find: |facts| find(facts, false),
+};
+
+fn find(facts: &Facts<'_>, is_costly: bool) -> Option<Case> {
     let sites = &facts.story.ledger.sites;
     let is_own = |site: SiteId| {
         let Some(site) = sites.site(site) else { return true };
@@ -36,6 +48,12 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     });
     let (ordinal, torch, site, trims) = devices.max_by_key(|(.., trims)| trims.given.bytes)?;
     let again = torch.cache.bought_again;
+    let cost = trims.given.time.0.saturating_add(again.time.0);
+    let ledger = &facts.story.ledger;
+    let recorded = ledger.last.0.saturating_sub(ledger.first.unwrap_or_default().0);
+    if (cost.saturating_mul(COSTLY) >= recorded) != is_costly {
+        return None;
+    }
     Some(Case {
         what: format!(
             "{}: memory was released to the driver {} times, and PyTorch reserved {} of it again",
@@ -49,8 +67,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         fix: Fix::words(
             "remove the call, unless other processes need that memory: it does not lower the peak",
             format!(
-                "saves {} in the driver, as measured",
-                time(Nanos(trims.given.time.0.saturating_add(again.time.0)))
+                "saves {} of {} recorded, as measured in the driver",
+                time(Nanos(cost)),
+                time(Nanos(recorded))
             ),
         ),
         verb: "report --all",

@@ -12,6 +12,7 @@ use crate::remedies::{AS_FAR_AS_RECORDED, Remedy, Verdict};
 use gputrace_analyse::doubts;
 use gputrace_report::model::Value;
 use gputrace_report::sections::cache;
+use gputrace_report::summary::used_devices;
 use gputrace_trace::ledger::{SiteId, TorchBooks, Wall};
 use gputrace_trace::words::{bytes, count};
 
@@ -21,11 +22,13 @@ const WORTHWHILE: u64 = 20;
 const LATE: u64 = 5;
 /// Unused memory matters on a card with room from this part of it on: one in so many.
 const MUCH: u64 = 16;
+/// A card has room for a reserve that stopped growing while at most this part of it was used at once: three quarters.
+const ROOM: (u64, u64) = (3, 4);
 
 pub(super) const CAUSE: Cause = Cause {
     name: "external fragmentation",
     kind: Kind::Wasted,
-    needs: "segments that were allocated although as much memory was unused, to the end of the run or until a sixteenth of the card was unused; or a failed request that is served, with all before it, by the same memory under another setting",
+    needs: "segments that were allocated although as much memory was unused, to the end of the run, or until three quarters of the card were used or a request was refused; or a failed request that is served, with all before it, by the same memory under another setting",
     against: "free memory on streams that no later request uses; a reserve that stopped growing on a card with room; an option of the program's own setting without which it fits",
     find: |facts| {
         at_failure(facts).or_else(|| Some(found(facts).filter(|(_, has_room)| !has_room)?.0.clone()))
@@ -47,7 +50,8 @@ fn at_failure(facts: &Facts<'_>) -> Option<Case> {
     let (recorded, best) = facts.remedy().filter(|(_, best)| best.verdict == Verdict::Fits)?;
     let unused = Bytes(error.reserved.0.saturating_sub(error.allocated.0));
     // A setting only postpones what grows, and what needs nearly the whole card.
-    if !facts.growing().is_empty()
+    let grown: u64 = facts.growing().iter().map(|site| site.growth.0).sum();
+    if grown >= unused.0
         || !facts.fits_with_setting()
         || !facts.is_much(unused)
         || super::own_setting::at_failure(facts).is_some()
@@ -163,11 +167,15 @@ fn has_room(facts: &Facts<'_>, ordinal: i16, unused: u64) -> bool {
 /// What was reserved no longer grew, and the card has room for it: it costs nobody anything.
 fn is_settled(facts: &Facts<'_>, ordinal: i16, torch: &TorchBooks) -> bool {
     let reserved = torch.reserved.peak.0;
-    let unused = reserved.saturating_sub(torch.allocated.peak.0);
     let late = torch.allocations - torch.allocations / LATE;
     let bought = torch.cache.misfits_over_time.iter().filter(|(at, _)| *at >= late).map(|(_, bytes)| bytes.0);
     let goes_on = bought.sum::<u64>().saturating_mul(WORTHWHILE) >= reserved;
-    !goes_on && has_room(facts, ordinal, unused)
+    let total = facts.story.device(ordinal).map_or(0, |device| device.total.0);
+    let mut books = used_devices(facts.story).filter(|(device, _)| *device == ordinal);
+    let used = books.next().map_or(u64::MAX, |(_, books)| books.physical.peak().0);
+    let is_refused = facts.story.ledger.refusals.iter().any(|refusal| refusal.device == ordinal);
+    let has_room = !is_refused && used.saturating_mul(ROOM.1) <= total.saturating_mul(ROOM.0);
+    !goes_on && has_room && facts.failure.is_none()
 }
 
 /// The same in words, where it is so.

@@ -184,17 +184,23 @@ impl<'a> Facts<'a> {
     }
 
     /// The recorded setting, and the one that would have made it fit or perhaps would have.
-    pub(super) fn remedy(&self) -> Option<(&Remedy, &Remedy)> {
+    pub(crate) fn remedy(&self) -> Option<(&Remedy, &Remedy)> {
         let (recorded, best) = self.trial()?.as_ref().ok()?.best().ok()?;
         recorded.zip(best)
     }
 
     /// Whether a setting of the allocator serves what PyTorch asked for, with a tenth of the device to spare.
-    pub(super) fn fits_with_setting(&self) -> bool {
+    pub(crate) fn fits_with_setting(&self) -> bool {
         let Some(Failure::Torch(_, error)) = self.failure else { return false };
-        self.remedy().zip(error.device).is_some_and(|((_, best), (_, total))| {
-            best.peak_reserved.0.saturating_mul(10) < total.0.saturating_mul(9)
-        })
+        error.device.is_some() && self.remedy().is_some_and(|(_, best)| !self.is_tight(best))
+    }
+
+    /// Whether a setting that serves it leaves less than a tenth of the device, as far as its size is known.
+    pub(crate) fn is_tight(&self, with: &Remedy) -> bool {
+        let Some(Failure::Torch(_, error)) = self.failure else { return false };
+        error
+            .device
+            .is_some_and(|(_, total)| with.peak_reserved.0.saturating_mul(10) >= total.0.saturating_mul(9))
     }
 
     /// What the request that failed lacked: with so much more free memory, and in one piece, it would have gone well.

@@ -9,6 +9,7 @@ use super::facts::{Grown, above, called_at};
 use super::{Case, Cause, Facts, Fix, Found, Kind};
 use crate::leaks::{self, GrowingSite};
 use gputrace_analyse::held::{Holder, Sign};
+use gputrace_analyse::libraries::When;
 use gputrace_analyse::repetition::By;
 use gputrace_trace::ledger::{Account, MemoryKind};
 use gputrace_trace::words::{bytes, count};
@@ -200,18 +201,19 @@ const KEEPERS: &[Keeper] = &[
                 && is_alone(facts, grown)
         },
         why: "no other line of the model does",
-        fix: "a list, attribute or forward hook keeps it, or a slice of it: keep `x.detach().cpu()`, or clone the part (`gc.get_referrers` shows which)",
+        fix: "a list, attribute, buffer or hook keeps it, or a slice of it: keep `x.detach().cpu()`, or clone the part (`gc.get_referrers` shows which)",
     },
     Keeper {
         cause: cause(
             "outputs or losses kept with their graph",
             "memory that a model allocates, or a library's function beside it, remains after each call",
-            "a hook, or a line of the program's own that allocates it",
+            "a hook, a line of the program's own that allocates it, and functions that `torch.no_grad` decorates",
         ),
         claims: |_, grown| {
             grown.account() == Some(Account::Blocks)
                 && (is_computed(grown) || grown.n_in_model > 0)
                 && !grown.has(Sign::Workspace)
+                && !grown.has(Sign::NoGrad)
         },
         why: "lines of the model leave it after each call",
         fix: "keep `x.item()` or `x.detach().cpu()` (a list, total, hook or `retain_graph` keeps the graph), or evaluate under `inference_mode()`",
@@ -273,7 +275,12 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
     }
     let keeper = KEEPERS.iter().find(|keeper| (keeper.claims)(facts, &grown))?;
     let given_back = if keeper.fix == NEVER_FREED { given_back(facts, &grown) } else { None };
-    let fix = given_back.unwrap_or_else(|| keeper.fix.to_owned());
+    // What grows with it is kept by the same.
+    let offered = || {
+        let all = facts.all_grown().filter_map(|it| it.holder);
+        grown.holder.into_iter().chain(all).find_map(|holder| holder.offer(When::Grows))
+    };
+    let fix = given_back.unwrap_or_else(|| offered().unwrap_or(keeper.fix).to_owned());
     Some((&keeper.cause, Kind::Grew, of(facts, &grown, keeper.why, fix)))
 }
 
@@ -356,9 +363,12 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
     let (what, worth) = match facts.failure {
         Some(_) => (
             format!("{} had accumulated by then{here}{each}{others}", bytes(sum)),
-            match facts.fits_with_setting() {
-                true => "`gputrace oom` names an allocator setting that serves this request, too",
-                false => "no allocator setting fixes it",
+            match facts.remedy() {
+                None => "no allocator setting fixes it",
+                Some(_) if facts.fits_with_setting() => {
+                    "`gputrace oom` names an allocator setting that serves this request, too"
+                }
+                Some(_) => "an allocator setting only postpones it",
             },
         ),
         None => {

@@ -4,6 +4,8 @@
 //! removes it. The peak without a holding is computed: the bytes of all other blocks, added up over the run. The next-highest moment bounds
 //! what the remedy saves. What a program needs has no row: [`needed`] says what it is, and what makes it smaller.
 
+use std::cmp::Reverse;
+
 use gputrace_schemas::event::Bytes;
 
 use super::activations_beyond_card::is_activation;
@@ -11,6 +13,7 @@ use super::facts::called_at;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
 use gputrace_analyse::holdings::{Holding, Purpose};
+use gputrace_analyse::libraries::When;
 use gputrace_analyse::piles::Course;
 use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
@@ -23,8 +26,13 @@ const MUCH: (u64, u64) = (2, 5);
 const LEAST_RESULTS: u64 = 8;
 /// Layers have as many blocks of one line at least.
 const LEAST_LAYERS: u64 = 4;
+/// Lines that are named of what a program needs most of.
+const MOST_LINES: usize = 2;
 /// Larger numbers of tensors are no data set that is kept whole.
 const MOST_TENSORS: u64 = 64;
+
+/// Its name where others are weighed against it.
+pub(super) const CONVERTED: &str = "autocast's cache of converted weights";
 
 /// What removes a holding.
 struct Remedy {
@@ -142,7 +150,7 @@ const REMEDIES: &[Remedy] = &[
         ),
         at_peak: Kind::Kept,
         least: 3,
-        is: |facts, _, _| facts.growing().is_empty(),
+        is: |facts, _, it| facts.growing().is_empty() && !it.signs.has(Sign::NoGrad),
         what: |it| {
             format!(
                 "activations that a loop's graph holds until the loop ends ({} blocks of several layers), though no backward pass needs them",
@@ -161,7 +169,7 @@ const REMEDIES: &[Remedy] = &[
         ),
         at_peak: Kind::Spare,
         least: 3,
-        is: |_, _, _| true,
+        is: |_, _, it| !it.signs.has(Sign::NoGrad),
         what: |it| {
             format!(
                 "most of what the model's layers allocated in one call ({} blocks), though no backward pass needs it",
@@ -251,7 +259,7 @@ const REMEDIES: &[Remedy] = &[
     Remedy {
         purpose: Purpose::Converted,
         cause: cause(
-            "autocast's cache of converted weights",
+            CONVERTED,
             "no backward pass, and blocks of a model's code with half the sizes of the weights",
             "a backward pass, which needs the copies",
         ),
@@ -500,9 +508,22 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         site,
         bytes: saved,
         sure: remedy.sure.into(),
-        fix: Fix::words(remedy.fix, worth),
+        fix: Fix::words(offered(facts, holding).unwrap_or(remedy.fix), worth),
         verb: if facts.failure.is_some() { "oom" } else { "report --peak" },
     }
+}
+
+/// What the library whose code requested most of it offers against it.
+fn offered(facts: &Facts<'_>, holding: &Holding) -> Option<&'static str> {
+    let when = match holding.purpose {
+        Purpose::Activations if is_awaited(facts, holding) => When::ForBackward,
+        Purpose::Activations | Purpose::Temporaries | Purpose::GraphOfCall | Purpose::GraphUnused => {
+            When::AtPeak
+        }
+        _ => return None,
+    };
+    let holder = facts.holders().find(|holder| holder.site == holding.site)?;
+    holder.offer(When::AtPeak).or_else(|| holder.offer(when))
 }
 
 /// Whether a cause is of what a graph keeps.
@@ -518,13 +539,44 @@ fn is_awaited(facts: &Facts<'_>, it: &Holding) -> bool {
 
 /// What a program needs most of, and how people need less of it.
 pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
+    let (text, less, most) = needed_most(facts)?;
+    Some((format!("{text}{}", lines_of(facts, most)), offered(facts, most).unwrap_or(less)))
+}
+
+/// The lines that hold most of the weights, where there are several.
+fn lines_of(facts: &Facts<'_>, most: &Holding) -> String {
+    if most.purpose != Purpose::Weights {
+        return String::new();
+    }
+    let mut lines: Vec<(SiteId, u64)> = vec![];
+    for it in facts.holders().filter(|it| matches!(facts.role(it), "parameters" | "weights")) {
+        match lines.iter_mut().find(|(site, _)| *site == it.site) {
+            Some((_, sum)) => *sum = sum.saturating_add(it.bytes.0),
+            None => lines.push((it.site, it.bytes.0)),
+        }
+    }
+    lines.sort_by_key(|(site, sum)| (Reverse(*sum), *site));
+    let is_much = |(_, sum): &&(SiteId, u64)| sum.saturating_mul(LEAST_SAVED) >= most.bytes.0;
+    let lines: Vec<String> = lines
+        .iter()
+        .filter(is_much)
+        .take(MOST_LINES)
+        .map(|(site, sum)| format!("{} at {}", bytes(Bytes(*sum)), facts.site(*site)))
+        .collect();
+    if lines.len() < 2 { String::new() } else { format!(" ({})", lines.join(", ")) }
+}
+
+fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(String, &'static str, &'a Holding)> {
     let held = facts.held.filter(|held| held.bytes.0 > 0)?;
     let most = held.holdings.first()?;
     let (name, less) = match most.purpose {
         Purpose::Weights if !most.signs.has(Sign::Model) => {
             ("tensors held from the start", "keep fewer of these, or use a smaller dtype")
         }
-        Purpose::Weights => ("weights", "use a smaller dtype, or sharding (FSDP, ZeRO)"),
+        Purpose::Weights => (
+            "weights",
+            "move what this phase does not use to the CPU; use a smaller dtype, or sharding (FSDP, ZeRO)",
+        ),
         Purpose::Gradients => ("gradients", "use a smaller dtype, or sharding (FSDP, ZeRO)"),
         Purpose::State => ("optimizer state", "use an 8-bit or sharded optimizer (FSDP, ZeRO)"),
         Purpose::Activations if !is_awaited(facts, most) => {
@@ -553,5 +605,5 @@ pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
         | Purpose::Before
         | Purpose::Other => return None,
     };
-    Some((format!("{} of {} are {name}", bytes(most.bytes), bytes(held.bytes)), less))
+    Some((format!("{} of {} are {name}", bytes(most.bytes), bytes(held.bytes)), less, most))
 }

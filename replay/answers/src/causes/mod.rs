@@ -59,6 +59,7 @@ pub const CAUSES: &[Cause] = &[
     dense_embedding::CAUSE,
     double_width::CAUSE,
     emptied_cache::CAUSE,
+    emptied_cache::CHEAP,
     external_fragmentation::CAUSE,
     external_fragmentation::WITH_ROOM,
     graph_per_shape::CAUSE,
@@ -82,6 +83,7 @@ pub const CAUSES: &[Cause] = &[
     streams_made_anew::CAUSE,
     streams_made_anew::IDLE,
     taken_in_advance::CAUSE,
+    taken_in_advance::FILLED,
     uneven_devices::CAUSE,
     upcast_logits::CAUSE,
     whole_result::CAUSE,
@@ -193,6 +195,10 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
             !(is_of_turn && (case.site.starts_with(&site) || is_of(&case.site, &site)))
         });
     }
+    // Autocast's copies of the weights are bounded by the weights.
+    if let Some(copies) = all.iter().find(|it| it.0.name == holdings::CONVERTED).map(|it| it.2.bytes.0) {
+        all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > copies.saturating_mul(2));
+    }
     // What an attempt still held is no growth.
     if let Some(held) =
         all.iter().find(|(cause, ..)| cause.name == caught_errors::CAUSE.name).map(|it| it.2.bytes.0)
@@ -204,9 +210,14 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     for (_, kind, _) in all.iter_mut().filter(|it| is_failed && it.1 == Kind::Spare) {
         *kind = Kind::Peak;
     }
+    // A few repetitions may be a chance, where what was asked for is too large for the card anyway.
+    let is_beyond = all.iter().any(|(_, kind, case)| *kind == Kind::Beyond && case.bytes >= missing);
+    let is_doubtful =
+        is_beyond && facts.grown().is_some_and(|grown| grown.site.confidence < LEAST_CONFIDENCE);
     let rank = |kind: Kind, case: &Case| match kind {
         Kind::Churned => 2,
         Kind::Spare => 3,
+        Kind::Grew if is_failed && is_doubtful => 2,
         _ if is_failed => u8::from(kind == Kind::Beyond || case.bytes < missing),
         Kind::Grew => 0,
         _ => 1,
@@ -249,6 +260,8 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
 /// A case, its cause, and what of the memory it is that goes wrong.
 pub type Found = (&'static Cause, Kind, Case);
 
+/// Of growth that comes before what else explains a failure.
+const LEAST_CONFIDENCE: f64 = 0.95;
 /// One in so many is little.
 const LITTLE: u64 = 20;
 /// What is held is several times as much as what grew.

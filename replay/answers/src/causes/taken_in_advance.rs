@@ -2,6 +2,7 @@
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::{Holder, Sign};
+use gputrace_analyse::libraries::When;
 use gputrace_analyse::piles::{Course, Pile};
 use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
@@ -13,6 +14,44 @@ pub(super) const CAUSE: Cause = Cause {
     against: "parameters, and what a model allocates as it runs",
     find,
 };
+
+/// A cache that fills as the model runs.
+pub(super) const FILLED: Cause = Cause {
+    name: "the KV cache of long or many sequences",
+    kind: Kind::Beyond,
+    needs: "a request that failed while blocks of a key-value cache, requested as the model ran, were two fifths of the memory in use",
+    against: "a cache that was requested in one go",
+    find: filled,
+};
+
+fn filled(facts: &Facts<'_>) -> Option<Case> {
+    facts.failure?;
+    let held = facts.held?;
+    let (all, most) = facts.with(|holder| facts.role(holder) == "KV cache" && is_filled(holder))?;
+    (all.0.saturating_mul(5) >= held.bytes.0.saturating_mul(2)).then(|| Case {
+        what: format!(
+            "{} of {} in use then are a key-value cache, requested while the model ran ({} blocks)",
+            bytes(all),
+            bytes(held.bytes),
+            count(most.blocks)
+        ),
+        site: facts.site(most.site),
+        bytes: all,
+        sure: "certain that the cache's own code requested them; which sequences they are of is not recorded"
+            .into(),
+        fix: Fix::words(
+            most.offer(When::Grows)
+                .unwrap_or("keep fewer or shorter sequences, or bound the cache (a sliding window)"),
+            "",
+        ),
+        verb: "oom",
+    })
+}
+
+/// Whether models ran while it was requested.
+fn is_filled(holder: &Holder) -> bool {
+    holder.signs.has(Sign::Forward) && holder.worked_since > holder.blocks
+}
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let failure = facts.failure?;
@@ -39,7 +78,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     };
     let pile = held.piles.iter().find(is_pile).map(|pile| (pile.site, pile.bytes, pile.blocks));
     // One tensor for all layers is a pile of its own.
-    let single = facts.holders().find(|holder| facts.role(holder) == "KV cache");
+    let single = facts.holders().find(|holder| facts.role(holder) == "KV cache" && !is_filled(holder));
     let single = single.map(|holder| (holder.site, holder.bytes, holder.blocks));
     let (site, taken, blocks) = pile.into_iter().chain(single).max_by_key(|(_, bytes, _)| *bytes)?;
     if taken.0.saturating_mul(5) < held.bytes.0.saturating_mul(2) {
