@@ -31,8 +31,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: held,
         sure: "certain: the blocks of that attempt were still allocated".into(),
         fix: Fix::words(
-            "leave the `except` block before you try again",
-            format!("frees {kept}, as recorded"),
+            "keep no more of the error than its text (`str(error)`), and try again after the `except` block, not inside it",
+            "",
         ),
         verb: "oom",
     })

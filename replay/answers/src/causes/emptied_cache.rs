@@ -67,7 +67,7 @@ fn find(facts: &Facts<'_>, is_costly: bool) -> Option<Case> {
         fix: Fix::words(
             "remove the call, unless other processes need that memory: it does not lower the peak",
             format!(
-                "saves {} of {} recorded, as measured in the driver",
+                "saves {} of {}, as measured",
                 time(Nanos(cost)),
                 time(Nanos(recorded))
             ),

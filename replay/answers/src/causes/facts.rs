@@ -198,9 +198,12 @@ impl<'a> Facts<'a> {
     /// Whether a setting that serves it leaves less than a tenth of the device, as far as its size is known.
     pub(crate) fn is_tight(&self, with: &Remedy) -> bool {
         let Some(Failure::Torch(_, error)) = self.failure else { return false };
-        error
-            .device
-            .is_some_and(|(_, total)| with.peak_reserved.0.saturating_mul(10) >= total.0.saturating_mul(9))
+        let room = error.device.map(|(free, total)| match total {
+            // A snapshot has what was free, and not how large the device is.
+            Bytes(0) => free.0.saturating_add(error.reserved.0),
+            total => total.0,
+        });
+        room.is_some_and(|room| with.peak_reserved.0.saturating_mul(10) >= room.saturating_mul(9))
     }
 
     /// What the request that failed lacked: with so much more free memory, and in one piece, it would have gone well.

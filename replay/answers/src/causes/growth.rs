@@ -20,6 +20,12 @@ const RISING: u64 = 8;
 const LEAST_BLOCKS: u64 = 4;
 /// So many blocks without two of one size are no chance.
 const REPEATED_SIZES: u64 = 16;
+/// PyTorch's smallest block (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp).
+const SMALLEST: Bytes = Bytes(512);
+/// Numbers are little memory up to this part of it: one in so many.
+const LITTLE: u64 = 1000;
+/// The name of what is no fault.
+const NUMBERS: &str = "numbers kept as tensors";
 /// Smaller gradients than this say nothing about whose they are.
 const LEAST_GRADIENT: u64 = 1 << 16;
 
@@ -95,6 +101,22 @@ const KEEPERS: &[Keeper] = &[
     },
     Keeper {
         cause: cause(
+            NUMBERS,
+            "PyTorch's smallest blocks, of one line, remain each time, together less than a thousandth of the memory; nothing else grows",
+            "larger blocks, and several lines that grow together, as a graph does",
+        ),
+        claims: |facts, grown| {
+            let is_small = |holder: &Holder| holder.sizes.keys().all(|size| *size <= SMALLEST);
+            grown.account() == Some(Account::Blocks)
+                && grown.all.len() == 1
+                && grown.holder.is_some_and(is_small)
+                && left(grown.site).0.saturating_mul(LITTLE) < facts.all.0
+        },
+        why: "each is one of PyTorch's smallest blocks",
+        fix: "store numbers instead of tensors: `.item()`, or `torch.stack` of them now and then",
+    },
+    Keeper {
+        cause: cause(
             "history kept by an optimizer",
             "memory that an optimizer's code allocates remains in several steps",
             "state that is created once, and state of new models that are kept",
@@ -102,6 +124,20 @@ const KEEPERS: &[Keeper] = &[
         claims: |_, grown| grown.has(Sign::Optimizer),
         why: "the optimizer's own code allocated it",
         fix: "set a smaller `LBFGS(history_size=...)`; with other optimizers, do not add parameters or create new optimizers repeatedly",
+    },
+    Keeper {
+        cause: cause(
+            "copies of the weights kept, with their gradients",
+            "as copies of the weights kept, and at least half as much of the backward pass",
+            "copies that are not trained",
+        ),
+        claims: |facts, grown| {
+            let backward = facts.all_grown().filter(|it| it.has(Sign::Backward));
+            let backward: u64 = backward.map(|it| left(it.site).0).sum();
+            grown.has(Sign::Copy) && backward.saturating_mul(2) >= left(grown.site).0
+        },
+        why: "the copies and what the backward pass made for them grow together",
+        fix: "`del` each copy after its use; after `backward(create_graph=True)`, first set `p.grad = None`: such a gradient refers to its parameter",
     },
     Keeper {
         cause: cause(
@@ -281,7 +317,8 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
         grown.holder.into_iter().chain(all).find_map(|holder| holder.offer(When::Grows))
     };
     let fix = given_back.unwrap_or_else(|| offered().unwrap_or(keeper.fix).to_owned());
-    Some((&keeper.cause, Kind::Grew, of(facts, &grown, keeper.why, fix)))
+    let kind = if keeper.cause.name == NUMBERS { Kind::Spare } else { Kind::Grew };
+    Some((&keeper.cause, kind, of(facts, &grown, keeper.why, fix)))
 }
 
 /// Of lines that grow together, most first, the one that the others follow from. A graph holds its inputs and its parameters; without a graph,

@@ -543,6 +543,27 @@ pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
     Some((format!("{text}{}", lines_of(facts, most)), offered(facts, most).unwrap_or(less)))
 }
 
+/// Whether the request that failed was one for weights, where `Module.to` moves them.
+fn is_moving(facts: &Facts<'_>) -> bool {
+    let Some(Failure::Torch(_, error)) = facts.failure else { return false };
+    let inside = facts.story.ledger.sites.site(error.site).map_or("", |site| &site.inside);
+    ["Module.to", "Module.cuda", "Module._apply"].iter().any(|name| inside.starts_with(name))
+}
+
+/// How much of the weights ever had gradients, where that is little of a training run's.
+fn trained(facts: &Facts<'_>, most: &Holding) -> String {
+    let held = facts.held.map_or(0, |held| held.device);
+    let devices = facts.lifetimes.map_or(&[][..], |lifetimes| &lifetimes.devices);
+    let device = devices.iter().find(|device| device.device == held && device.n_passes > 0);
+    let gradients = device.and_then(|device| device.roles.iter().find(|role| role.name == "gradients"));
+    match gradients {
+        Some(gradients) if gradients.peak.0.saturating_mul(2) < most.bytes.0 => {
+            format!("; at most {} of them had gradients at a time", bytes(gradients.peak))
+        }
+        _ => String::new(),
+    }
+}
+
 /// The lines that hold most of the weights, where there are several.
 fn lines_of(facts: &Facts<'_>, most: &Holding) -> String {
     if most.purpose != Purpose::Weights {
@@ -563,7 +584,8 @@ fn lines_of(facts: &Facts<'_>, most: &Holding) -> String {
         .take(MOST_LINES)
         .map(|(site, sum)| format!("{} at {}", bytes(Bytes(*sum)), facts.site(*site)))
         .collect();
-    if lines.len() < 2 { String::new() } else { format!(" ({})", lines.join(", ")) }
+    let trained = trained(facts, most);
+    if lines.len() < 2 { trained } else { format!(" ({}){trained}", lines.join(", ")) }
 }
 
 fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(String, &'static str, &'a Holding)> {
@@ -573,6 +595,10 @@ fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(String, &'static str, &'a Ho
         Purpose::Weights if !most.signs.has(Sign::Model) => {
             ("tensors held from the start", "keep fewer of these, or use a smaller dtype")
         }
+        Purpose::Weights if is_moving(facts) => (
+            "weights, and more of them are being moved to the device",
+            "convert the model before you move it (`model.to(torch.bfloat16).to(\"cuda\")`), load it in a smaller dtype, or shard it",
+        ),
         Purpose::Weights => (
             "weights",
             "move what this phase does not use to the CPU; use a smaller dtype, or sharding (FSDP, ZeRO)",

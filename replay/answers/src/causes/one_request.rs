@@ -140,12 +140,12 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let (times, fix) = match multiple(facts, asked) {
         Some((times, holder)) => (
             format!(
-                "; it is exactly {} times the {} that {} allocated: likely a `repeat`, or an `expand` made contiguous",
+                "; it is exactly {} times the {} that {} allocated: perhaps a `repeat`, or an `expand` made contiguous",
                 count(times),
                 bytes(Bytes(asked.0 / times)),
                 facts.site(holder.site)
             ),
-            "keep the smaller tensor and broadcast it: `unsqueeze`/`expand` instead of `repeat`, without `.contiguous()` or `reshape`",
+            "work in chunks, or broadcast the smaller tensor (`expand` instead of `repeat`, without `.contiguous()` or `reshape`)",
         ),
         None if matches!(failure, Failure::Jax(..)) => (String::new(), OF_JAX),
         None => (
@@ -164,10 +164,13 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     })
 }
 
-/// A block that the request is a whole number of times of: the largest.
+/// A block of the same function that the request is a whole number of times of: the largest. Of other functions' it would be so by chance.
 fn multiple<'a>(facts: &Facts<'a>, asked: Bytes) -> Option<(u64, &'a Holder)> {
+    let Failure::Torch(_, error) = facts.failure? else { return None };
+    let here = facts.site(error.site);
     let sizes = |holder: &'a Holder| holder.sizes.keys().map(move |size| (*size, holder));
-    let blocks = facts.holders().flat_map(sizes).filter(|(size, _)| size.0 > 0);
+    let near = facts.holders().filter(|holder| super::is_of(&facts.site(holder.site), &here));
+    let blocks = near.flat_map(sizes).filter(|(size, _)| size.0 > 0);
     let whole = blocks
         .filter(|(size, _)| asked.0.is_multiple_of(size.0) && (2..=MOST_TIMES).contains(&(asked.0 / size.0)));
     let (size, holder) = whole.max_by_key(|(size, holder)| (*size, holder.since))?;
