@@ -172,24 +172,35 @@ impl Parts {
     /// The amount to book a change of part `idx` in, before it is booked in `total`; none if the total says it all.
     #[inline]
     fn slot(&mut self, idx: usize, total: &Amount) -> Option<&mut Amount> {
-        match self {
-            Parts::One(only) if *only == idx => return None,
-            Parts::None => {
-                *self = Parts::One(idx);
-                return None;
-            }
-            Parts::One(only) => {
-                let mut amounts = vec![Amount::default(); *only + 1];
-                amounts[*only] = *total;
-                *self = Parts::Many(amounts);
-            }
-            Parts::Many(_) => {}
+        let is_known = match self {
+            Parts::None => false,
+            Parts::One(only) => *only == idx,
+            Parts::Many(amounts) => idx < amounts.len(),
+        };
+        if !is_known {
+            self.add(idx, total);
         }
-        let Parts::Many(amounts) = self else { return None };
+        match self {
+            Parts::None | Parts::One(_) => None,
+            Parts::Many(amounts) => amounts.get_mut(idx),
+        }
+    }
+
+    #[cold]
+    fn add(&mut self, idx: usize, total: &Amount) {
+        let mut amounts = match std::mem::take(self) {
+            Parts::None => return *self = Parts::One(idx),
+            Parts::One(only) => {
+                let mut amounts = vec![Amount::default(); only + 1];
+                amounts[only] = *total;
+                amounts
+            }
+            Parts::Many(amounts) => amounts,
+        };
         if idx >= amounts.len() {
             amounts.resize(idx + 1, Amount::default());
         }
-        Some(&mut amounts[idx])
+        *self = Parts::Many(amounts);
     }
 
     /// The amounts, and the number of the first.
