@@ -431,7 +431,7 @@ impl Trace {
             next: 0,
             open: BinaryHeap::new(),
             current: None,
-            is_lent: false,
+            n_lent: 0,
             spare: Vec::new(),
             ahead: None,
             told: false,
@@ -478,8 +478,9 @@ impl Trace {
         result.map_err(|what| self.damage(block, block.bytes, what, CORRUPT)).ok()
     }
 
-    /// The events of a block in the order of their times, added to an empty list.
+    /// The events of a block in the order of their times, in the memory of a list that is not needed any more.
     fn decode(&self, block: &Block, mut events: Vec<Event>) -> Vec<Event> {
+        events.clear();
         let read = |payload: &[u8], scratch: &mut columns::Scratch| {
             let decoded = columns::decode(payload, block.count, scratch, &mut events);
             in_order(&mut events, decoded)
@@ -501,9 +502,9 @@ pub struct Events<'a> {
     next: usize,
     open: BinaryHeap<Reverse<Cursor>>,
     current: Option<Run>,
-    /// The first event of `current` was lent, and is done with.
-    is_lent: bool,
-    /// Lists of blocks that are done, for the next ones.
+    /// The first events of `current`, this many, were lent and are done with.
+    n_lent: usize,
+    /// Lists of blocks that are done, as memory for the next ones. Whoever decodes those empties them.
     spare: Vec<Vec<Event>>,
     /// Threads that decode what comes next, once it is clear that more than the first events are wanted.
     ahead: Option<Ahead>,
@@ -564,19 +565,26 @@ impl Iterator for Events<'_> {
 }
 
 impl Events<'_> {
-    /// The next event, lent: for a caller that looks at each event once and needs no copy.
-    pub fn lend(&mut self) -> Option<&Event> {
+    /// Lends the next events, at least one, to a caller that looks at each event once and needs no copy. None is left at the end.
+    pub fn lend(&mut self) -> Option<&[Event]> {
         self.run()?;
-        self.is_lent = true;
-        self.current.as_ref()?.cursor.events.front()
+        let Run { cursor, limit } = self.current.as_mut()?;
+        let events: &[Event] = cursor.events.make_contiguous();
+        let is_next = |event: &Event| (event.time, cursor.place.1) <= *limit;
+        self.n_lent = match events.last() {
+            Some(last) if is_next(last) => events.len(),
+            _ => events.partition_point(is_next),
+        };
+        events.get(..self.n_lent)
     }
 
     /// The block that has the next event, as its first one.
     fn run(&mut self) -> Option<&mut VecDeque<Event>> {
-        if std::mem::take(&mut self.is_lent)
-            && let Some(run) = &mut self.current
-        {
-            run.cursor.events.pop_front();
+        let n_lent = std::mem::take(&mut self.n_lent);
+        if let Some(run) = self.current.take_if(|run| n_lent > 0 && run.cursor.events.len() == n_lent) {
+            self.spare.push(run.cursor.events.into());
+        } else if let Some(run) = self.current.as_mut().filter(|_| n_lent > 0) {
+            run.cursor.events.drain(..n_lent);
         }
         loop {
             let is_next = |run: &Run| {

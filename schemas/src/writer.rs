@@ -103,8 +103,8 @@ impl<W: Write> Writer<W> {
             writer.mappings(&mappings)?;
         }
         let mut events = trace.events();
-        while let Some(event) = events.lend() {
-            writer.event(event)?;
+        while let Some(events) = events.lend() {
+            events.iter().try_for_each(|event| writer.event(event))?;
         }
         Ok(writer)
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Bytes, Event, Frame, Module, Nanos, Stack, StackId};
+use gputrace_schemas::event::{Bytes, Event, EventKind, Frame, Module, Nanos, Stack, StackId};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
@@ -280,6 +280,8 @@ fn highest_within(source: &Source, from: Nanos, to: Nanos) -> BTreeMap<i16, u64>
 #[derive(Default)]
 pub(super) struct Highest {
     n_events: u64,
+    /// An event was compared. After that, a free of a block cannot make anything higher.
+    has_begun: bool,
     devices: BTreeMap<i16, Peak>,
 }
 
@@ -302,8 +304,11 @@ impl Watch for Highest {
         *self = Highest::default();
     }
 
-    fn event(&mut self, ledger: &mut Ledger, _event: &Event) {
+    fn event(&mut self, ledger: &mut Ledger, event: &Event) {
         self.n_events += 1;
+        if std::mem::replace(&mut self.has_begun, true) && matches!(event.kind, EventKind::BlockFree(_)) {
+            return;
+        }
         for (device, books) in &ledger.devices {
             let physical = books.physical.now().bytes;
             if physical.0 == 0 {

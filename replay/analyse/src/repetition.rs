@@ -23,13 +23,14 @@
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Event, EventKind, HOST, Nanos, PjrtAction, StackId};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 
 use crate::growth::Place;
 use crate::roles;
 use gputrace_trace::Definitions;
 use gputrace_trace::ledger::{Account, Block, Ledger, Line, ModelCall, Step, Watch};
+use gputrace_trace::newest::Newest;
 
 /// Most beginnings of turns that are kept of one line.
 const MOST_TURNS: usize = 1 << 16;
@@ -85,7 +86,7 @@ pub struct Failure {
 #[derive(Clone, Debug, Default)]
 pub struct Repetition {
     /// By the number of the line that calls a model.
-    turns: FxHashMap<u32, Turns>,
+    turns: Newest<u32, Turns>,
     /// Blocks taken back since the last allocation.
     freed: Vec<Kept>,
     failures: BTreeMap<i16, Failure>,
@@ -119,7 +120,8 @@ impl Turns {
     fn asked(&mut self, call: ModelCall, stack: StackId, time: Nanos, is_from_outside: bool) {
         let comes = is_from_outside || self.newest != call.inside || self.seen.is_empty();
         self.newest = call.inside;
-        if self.seen.insert(call.inside) {
+        // It was seen if the program has not left it.
+        if comes && self.seen.insert(call.inside) {
             self.last = Marker { line: call.inside, times: vec![time] };
             if self.seen.len() == 1 {
                 self.first = self.last.clone();
@@ -196,7 +198,7 @@ impl Watch for Repetition {
             let call = ledger.sites.model_call(event.stack);
             if let Some(call) = call {
                 let is_from_outside = self.newest != Some(call.caller);
-                let turns = self.turns.entry(call.caller).or_default();
+                let turns = self.turns.of(call.caller);
                 turns.asked(call, event.stack, event.time, is_from_outside);
             }
             self.newest = call.map(|call| call.caller);
@@ -291,7 +293,7 @@ impl<'a> Rounds<'a> {
         let steps = ledger.training.iter().filter(|training| training.n_steps > 1);
         let steps = steps.flat_map(|training| training.steps.iter().map(|step| step.begin));
         // Of several models that one step calls, one is enough.
-        let lines = repetition.turns.iter().map(|(line, turns)| (turns.times().list(), *line));
+        let lines = repetition.turns.iter().map(|(line, turns)| (turns.times().list(), line));
         let most =
             lines.filter(|(times, _)| times.len() > 1).max_by_key(|(times, line)| (times.len(), *line));
         let calls = most.into_iter().flat_map(|(times, _)| times.to_vec());
@@ -345,7 +347,7 @@ impl<'a> Rounds<'a> {
         let bytes = sum(kept);
         if let Some(call) = self.ledger.sites.model_call(most.stack) {
             let line = self.ledger.sites.line(call.caller)?.clone();
-            let times = self.repetition.turns.get(&call.caller).map_or(Times::Begins(&[]), Turns::times);
+            let times = self.repetition.turns.get(call.caller).map_or(Times::Begins(&[]), Turns::times);
             return Some(in_turns(By::Call(line), times.until(until), kept, bytes));
         }
         if self.is_made_once(most) {
@@ -364,7 +366,7 @@ impl<'a> Rounds<'a> {
     #[must_use]
     pub fn turns_of(&self, stack: StackId, times: &[Nanos]) -> Option<Vec<usize>> {
         let turns = match self.ledger.sites.model_call(stack) {
-            Some(call) => self.repetition.turns.get(&call.caller)?.times(),
+            Some(call) => self.repetition.turns.get(call.caller)?.times(),
             None => Times::Begins(&self.rounds),
         };
         (!turns.list().is_empty()).then(|| times.iter().map(|time| turns.turn(*time)).collect())

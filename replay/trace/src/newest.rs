@@ -1,8 +1,12 @@
-//! A table whose newest entry is mostly the one that is needed next: the device, or the thread, of the event before.
+//! A table whose newest entry is mostly the one that is needed next: the device, or the thread, of the event before. Otherwise it is mostly
+//! one of the first: a program allocates on one thread and frees on another.
 
 use std::hash::Hash;
 
 use rustc_hash::FxHashMap;
+
+/// This many entries are compared before a key is hashed.
+const FIRST: usize = 4;
 
 /// Entries by key, in the order of their first use. Finding the one that was found last needs no hash.
 #[derive(Clone, Debug)]
@@ -19,11 +23,17 @@ impl<K, V> Default for Newest<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V> Newest<K, V> {
+    #[inline]
     fn place(&self, key: K) -> Option<usize> {
         match self.entries.get(self.newest) {
             Some((newest, _)) if *newest == key => Some(self.newest),
-            _ => self.places.get(&key).copied(),
+            _ => self.other_place(key),
         }
+    }
+
+    fn other_place(&self, key: K) -> Option<usize> {
+        let first = self.entries.iter().take(FIRST).position(|(other, _)| *other == key);
+        first.or_else(|| if self.entries.len() > FIRST { self.places.get(&key).copied() } else { None })
     }
 
     /// The value of a key.
@@ -92,10 +102,26 @@ mod tests {
         for key in [3, 3, -1, 3, 0, -1, -1] {
             *table.of(key) += 1;
         }
+        assert_eq!(table.get(7), None);
         assert_eq!([3, -1, 0, 7].map(|key| table.get(key).copied()), [Some(3), Some(3), Some(1), None]);
         *table.get_mut(0).expect("it is there") = 9;
         table.iter_mut().for_each(|(_, n)| *n += 1);
         assert_eq!(table.iter().map(|(key, n)| (key, *n)).collect::<Vec<_>>(), [(3, 4), (-1, 4), (0, 10)]);
         assert_eq!(table.into_iter().collect::<Vec<_>>(), [(3, 4), (-1, 4), (0, 10)]);
+    }
+
+    #[test]
+    fn a_key_behind_the_first_ones_is_found() {
+        let mut table: Newest<usize, usize> = Newest::default();
+        for round in 0..3 {
+            for key in 0..3 * FIRST {
+                assert_eq!(table.get(key).copied(), (round > 0).then_some(round));
+                *table.of(key) += 1;
+            }
+        }
+        assert_eq!(
+            table.iter().map(|(key, n)| (key, *n)).collect::<Vec<_>>(),
+            (0..3 * FIRST).map(|key| (key, 3)).collect::<Vec<_>>()
+        );
     }
 }

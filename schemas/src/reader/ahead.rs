@@ -51,7 +51,7 @@ struct Job {
     block: usize,
     header: Header,
     stored: Vec<u8>,
-    /// Empty.
+    /// Memory: the events of a block that is done.
     events: Vec<Event>,
 }
 
@@ -119,7 +119,7 @@ impl Ahead {
                     work.jobs.push_back(Job { block: self.next, header, stored, events });
                     self.shared.has_jobs.notify_one();
                 }
-                Err(what) => _ = work.done.insert(self.next, (events, Err(what))),
+                Err(what) => _ = work.done.insert(self.next, (vec![], Err(what))),
             }
             self.next += 1;
         }
@@ -146,6 +146,7 @@ impl Shared {
 impl Job {
     fn decoded(self, unfolder: &mut Unfolder) -> (usize, Decoded, Vec<u8>) {
         let Job { block, header, mut stored, mut events } = self;
+        events.clear();
         let result = unfolder.events(&header, &stored, &mut events);
         shrink(&mut stored);
         (block, (events, result), stored)

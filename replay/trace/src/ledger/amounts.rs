@@ -45,49 +45,80 @@ impl Held {
     }
 }
 
-/// How much an owner or a place holds, held at most, and held at each [`Moment`].
+/// How much an owner or a place holds, held at most, and held at each [`Moment`]. The fields that most changes need come first, in one
+/// line of the processor's cache.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(64))]
 struct Amount {
     now: Held,
     peak: Bytes,
+    /// Least bytes since the window of number `low_in` began.
+    low: Bytes,
+    /// Objects ever got.
+    gains: u64,
+    /// [`Numbers::all`] at its last change.
+    at_change: u32,
+    low_in: u32,
     at: [Held; MOMENTS],
     stamps: [u32; MOMENTS],
     /// Gone with its context in the teardown of this number.
     dropped: Held,
     dropped_in: u32,
-    /// Least bytes since the window of this number began.
-    low: Bytes,
-    low_in: u32,
-    /// Objects ever got.
-    gains: u64,
+}
+
+/// Numbers that some [`Books`] have reached. They only grow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Numbers {
+    moments: [u32; MOMENTS],
+    /// Of the window that [`Part::low`] is about.
+    window: u32,
+    /// Of the teardown that is going on; a gain ends it.
+    teardown: u32,
+}
+
+impl Numbers {
+    /// One number that changes with each moment and window.
+    fn all(&self) -> u32 {
+        self.moments.iter().fold(self.window, |sum, moment| sum.wrapping_add(*moment))
+    }
 }
 
 impl Amount {
-    fn change(&mut self, moments: &[u32; MOMENTS], teardown: u32, window: u32, change: Change) {
-        if self.low_in != window {
-            (self.low, self.low_in) = (self.now.bytes, window);
-        }
-        for ((at, stamp), moment) in self.at.iter_mut().zip(&mut self.stamps).zip(moments) {
-            if stamp != moment {
-                (*at, *stamp) = (self.now, *moment);
-            }
+    #[inline(always)]
+    fn change(&mut self, numbers: &Numbers, change: Change) {
+        if self.at_change != numbers.all() {
+            self.remember(numbers);
         }
         match change {
             Change::Gain(bytes) => {
                 self.now.add(bytes);
                 self.gains += 1;
+                self.peak = self.peak.max(self.now.bytes);
             }
             Change::Loss(bytes) => self.now.subtract(bytes),
             Change::Drop(bytes) => {
                 self.now.subtract(bytes);
-                if self.dropped_in != teardown {
-                    (self.dropped, self.dropped_in) = (Held::default(), teardown);
+                if self.dropped_in != numbers.teardown {
+                    (self.dropped, self.dropped_in) = (Held::default(), numbers.teardown);
                 }
                 self.dropped.add(bytes);
             }
         }
-        self.peak = self.peak.max(self.now.bytes);
         self.low = self.low.min(self.now.bytes);
+    }
+
+    /// Keeps what it was at the moments since its last change, and when the window began.
+    #[cold]
+    fn remember(&mut self, numbers: &Numbers) {
+        self.at_change = numbers.all();
+        if self.low_in != numbers.window {
+            (self.low, self.low_in) = (self.now.bytes, numbers.window);
+        }
+        for ((at, stamp), moment) in self.at.iter_mut().zip(&mut self.stamps).zip(&numbers.moments) {
+            if stamp != moment {
+                (*at, *stamp) = (self.now, *moment);
+            }
+        }
     }
 
     fn low(&self, window: u32) -> Bytes {
@@ -122,12 +153,8 @@ enum Change {
 pub struct Books {
     total: Amount,
     peak_time: Nanos,
-    moments: [u32; MOMENTS],
-    /// Number of the teardown that is going on; a gain ends it.
-    teardown: u32,
+    numbers: Numbers,
     is_torn_down: bool,
-    /// Number of the window that [`Part::low`] is about.
-    window: u32,
     owners: Parts,
     sites: Parts,
 }
@@ -145,24 +172,35 @@ impl Parts {
     /// The amount to book a change of part `idx` in, before it is booked in `total`; none if the total says it all.
     #[inline]
     fn slot(&mut self, idx: usize, total: &Amount) -> Option<&mut Amount> {
-        match self {
-            Parts::One(only) if *only == idx => return None,
-            Parts::None => {
-                *self = Parts::One(idx);
-                return None;
-            }
-            Parts::One(only) => {
-                let mut amounts = vec![Amount::default(); *only + 1];
-                amounts[*only] = *total;
-                *self = Parts::Many(amounts);
-            }
-            Parts::Many(_) => {}
+        let is_known = match self {
+            Parts::None => false,
+            Parts::One(only) => *only == idx,
+            Parts::Many(amounts) => idx < amounts.len(),
+        };
+        if !is_known {
+            self.add(idx, total);
         }
-        let Parts::Many(amounts) = self else { return None };
+        match self {
+            Parts::None | Parts::One(_) => None,
+            Parts::Many(amounts) => amounts.get_mut(idx),
+        }
+    }
+
+    #[cold]
+    fn add(&mut self, idx: usize, total: &Amount) {
+        let mut amounts = match std::mem::take(self) {
+            Parts::None => return *self = Parts::One(idx),
+            Parts::One(only) => {
+                let mut amounts = vec![Amount::default(); only + 1];
+                amounts[only] = *total;
+                amounts
+            }
+            Parts::Many(amounts) => amounts,
+        };
         if idx >= amounts.len() {
             amounts.resize(idx + 1, Amount::default());
         }
-        Some(&mut amounts[idx])
+        *self = Parts::Many(amounts);
     }
 
     /// The amounts, and the number of the first.
@@ -202,13 +240,13 @@ impl Books {
     pub fn gain(&mut self, time: Nanos, owner: OwnerId, site: SiteId, bytes: Bytes) {
         let before = self.total.peak;
         if std::mem::take(&mut self.is_torn_down) {
-            self.teardown += 1;
+            self.numbers.teardown += 1;
         }
         self.change(owner, site, Change::Gain(bytes));
         if self.total.peak > before {
             self.peak_time = time;
             // Numbers start at 1: a fresh amount, stamped 0, was empty at every moment so far, as it says.
-            self.moments[Moment::Peak as usize] += 1;
+            self.numbers.moments[Moment::Peak as usize] += 1;
         }
     }
 
@@ -222,35 +260,35 @@ impl Books {
         if !self.is_torn_down {
             self.is_torn_down = true;
             // Amounts are stamped 0 until something of theirs is dropped.
-            self.teardown = self.teardown.max(1);
+            self.numbers.teardown = self.numbers.teardown.max(1);
         }
         self.change(owner, site, Change::Drop(bytes));
     }
 
     /// Makes this instant the [`Moment::Mark`].
     pub fn remember(&mut self) {
-        self.moments[Moment::Mark as usize] += 1;
+        self.numbers.moments[Moment::Mark as usize] += 1;
     }
 
+    #[inline(always)]
     fn change(&mut self, owner: OwnerId, site: SiteId, change: Change) {
-        let (moments, teardown, window) = (self.moments, self.teardown, self.window);
         for (parts, idx) in [(&mut self.owners, owner.0), (&mut self.sites, site.0)] {
             if let Some(amount) = parts.slot(idx as usize, &self.total) {
-                amount.change(&moments, teardown, window, change);
+                amount.change(&self.numbers, change);
             }
         }
-        self.total.change(&moments, teardown, window, change);
+        self.total.change(&self.numbers, change);
     }
 
     /// Forgets the least amounts: [`Part::low`] begins anew.
     pub fn begin_window(&mut self) {
-        self.window += 1;
+        self.numbers.window += 1;
     }
 
     /// Least bytes held since [`Books::begin_window`].
     #[must_use]
     pub fn low(&self) -> Bytes {
-        self.total.low(self.window)
+        self.total.low(self.numbers.window)
     }
 
     /// Memory held now.
@@ -262,7 +300,7 @@ impl Books {
     /// Memory held now, or when the context went away, if nothing came after that.
     #[must_use]
     pub fn live(&self) -> Held {
-        self.total.at_end(self.teardown)
+        self.total.at_end(self.numbers.teardown)
     }
 
     /// Most bytes ever held.
@@ -280,7 +318,7 @@ impl Books {
     /// Memory held at `moment`.
     #[must_use]
     pub fn at(&self, moment: Moment) -> Held {
-        self.total.at(&self.moments, moment)
+        self.total.at(&self.numbers.moments, moment)
     }
 
     /// Parts by owner, in the order of their first appearance; those who never held anything are left out.
@@ -304,10 +342,10 @@ impl Books {
                 id: id(idx),
                 now: amount.now.bytes,
                 peak: amount.peak,
-                at_peak: amount.at(&self.moments, Moment::Peak),
-                at_mark: amount.at(&self.moments, Moment::Mark),
-                live: amount.at_end(self.teardown),
-                low: amount.low(self.window),
+                at_peak: amount.at(&self.numbers.moments, Moment::Peak),
+                at_mark: amount.at(&self.numbers.moments, Moment::Mark),
+                live: amount.at_end(self.numbers.teardown),
+                low: amount.low(self.numbers.window),
                 gains: amount.gains,
             },
         )

@@ -36,6 +36,21 @@ pub(super) struct Place {
     pub is_in_module: bool,
 }
 
+impl Place {
+    /// It requested memory.
+    pub(super) fn asked(&mut self, time: Nanos, is_in_module: bool) {
+        self.times.push(time);
+        self.n_held += 1;
+        self.most_held = self.most_held.max(self.n_held);
+        self.is_in_module |= is_in_module;
+    }
+
+    /// Memory that it requested was freed.
+    pub(super) fn given_back(&mut self) {
+        self.n_held = self.n_held.saturating_sub(1);
+    }
+}
+
 /// What the places show.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Turns<'a> {

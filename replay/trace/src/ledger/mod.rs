@@ -69,6 +69,7 @@ use pjrt::Buffers;
 use pools::Pools;
 use sites::Origin;
 use torch::Torch;
+use training::Change::{Asked, GivenBack};
 use training::StepFinder;
 
 /// `CUDA_ERROR_DEINITIALIZED`, cuda.h: the driver is shutting down. Every library that frees in a destructor sees it.
@@ -307,17 +308,19 @@ impl Ledger {
                 let place = (origin.site, self.phases.now(event.thread));
                 torch.alloc(event, block, place, &mut found);
                 self.counts.block(block.bytes);
-                self.found_memory(definitions, event, block.device, Some(origin.site));
+                self.found_memory(definitions, event, &Asked(block.device, origin.site));
                 let physical = self.devices.get(&block.device).map(|device| &device.physical);
                 if physical.is_some_and(|books| books.now().bytes == books.peak()) {
                     self.torch_at_peak(block.device);
                 }
             }
             EventKind::BlockFree(block) => {
-                self.found_memory(definitions, event, block.device, None);
                 let Ledger { findings, torch, .. } = self;
                 let mut found = |finding| findings.add(finding, event.time, event.thread, event.stack);
-                torch.free(event, block, &mut found);
+                let known = torch.free(event, block, &mut found);
+                let known = known.filter(|block| !self.is_before_that(block.since));
+                let change = GivenBack(known.map(|block| (block.device, block.site)));
+                self.found_memory(definitions, event, &change);
             }
             EventKind::BlockOom(oom) => {
                 self.ran_out = event.out_of_memory();
@@ -355,7 +358,9 @@ impl Ledger {
             EventKind::Note(text) => self.note(event.time, text),
         }
         let Ledger { torch_pools, torch, driver, .. } = self;
-        torch_pools.steps(event, &torch.steps.list, |addr| driver.reservation(addr));
+        if !torch_pools.is_idle() {
+            torch_pools.steps(event, &torch.steps.list, |addr| driver.reservation(addr));
+        }
     }
 
     fn pjrt(&mut self, definitions: &dyn Definitions, event: &Event, pjrt: &Pjrt) {
@@ -564,9 +569,9 @@ impl Ledger {
             }),
             Some(0) => {
                 if call.action.gives() {
-                    self.found_memory(definitions, event, call.device, Some(origin.site));
+                    self.found_memory(definitions, event, &Asked(call.device, origin.site));
                 } else if call.action.takes() {
-                    self.found_memory(definitions, event, call.device, None);
+                    self.found_memory(definitions, event, &GivenBack(None));
                 }
                 let origin = Origin { phase: self.phases.now(event.thread), ..origin };
                 self.booked(definitions, event, call, origin);

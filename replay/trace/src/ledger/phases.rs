@@ -61,11 +61,13 @@ impl Phases {
     }
 
     /// The phase that a thread is in.
+    #[inline]
     #[must_use]
     pub fn now(&self, thread: ThreadId) -> PhaseId {
-        if self.is_empty() {
-            return PhaseId::default();
-        }
+        if self.is_empty() { PhaseId::default() } else { self.in_ranges(thread) }
+    }
+
+    fn in_ranges(&self, thread: ThreadId) -> PhaseId {
         let own = self.threads.get(&thread);
         let stack = own.or_else(|| self.threads.get(&self.speaker?));
         match stack.and_then(|stack| stack.last()) {

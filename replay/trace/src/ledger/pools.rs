@@ -243,8 +243,9 @@ impl Pools {
         Some(((*start, segment.end), segment.pool?))
     }
 
-    /// Whether nothing private is open or left.
-    fn is_idle(&self) -> bool {
+    /// Whether nothing private is open or left: what events do to blocks does not matter.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
         self.open.is_empty() && self.segments.is_empty() && self.blocks.is_empty()
     }
 
@@ -353,9 +354,6 @@ impl Pools {
         steps: &[Step],
         reservation: impl Fn(u64) -> Option<(u64, Bytes)>,
     ) {
-        if self.is_idle() {
-            return;
-        }
         let is_free = is_free(event);
         let stream = match &event.kind {
             EventKind::BlockAlloc(block) => block.stream,

@@ -2,8 +2,9 @@
 
 use gputrace_schemas::event::{Event, Mark, Nanos};
 
+use super::Ledger;
 use super::counts::Counts;
-use super::{Ledger, SiteId};
+use super::training::Change;
 use crate::Definitions;
 
 impl Ledger {
@@ -22,19 +23,18 @@ impl Ledger {
     /// Whether an event only explains what is held where the trace begins.
     #[must_use]
     pub fn is_before_since(&self, event: &Event) -> bool {
-        event.time <= self.since && self.since > Nanos(0)
+        self.is_before_that(event.time)
+    }
+
+    /// The same for a time.
+    pub(super) fn is_before_that(&self, time: Nanos) -> bool {
+        time <= self.since && self.since > Nanos(0)
     }
 
     /// Memory came or went: a turn of a loop may show by it. What only explains what is held says nothing of how the program works.
-    pub(super) fn found_memory(
-        &mut self,
-        definitions: &dyn Definitions,
-        event: &Event,
-        device: i16,
-        site: Option<SiteId>,
-    ) {
+    pub(super) fn found_memory(&mut self, definitions: &dyn Definitions, event: &Event, change: &Change) {
         if !self.is_before_since(event) {
-            self.finder.memory(definitions, event, device, site);
+            self.finder.memory(definitions, event, change);
         }
     }
 

@@ -353,14 +353,22 @@ impl Torch {
         self.steps.push(Step::Block(block.addr, new));
     }
 
-    pub(super) fn free(&mut self, event: &Event, block: &BlockFree, found: &mut impl FnMut(Finding)) {
-        let mut waits_for = std::mem::take(&mut self.begin_step(event.thread).recorded);
+    /// The block that is freed, if it was seen allocated.
+    pub(super) fn free(
+        &mut self,
+        event: &Event,
+        block: &BlockFree,
+        found: &mut impl FnMut(Finding),
+    ) -> Option<Block> {
+        let recorded = &mut self.begin_step(event.thread).recorded;
+        let mut waits_for = if recorded.is_empty() { vec![] } else { std::mem::take(recorded) };
         let is_capturing = self.n_captures > 0;
         let books = self.books(block.device);
         books.frees += 1;
         books.n_frees_in_capture += u64::from(is_capturing);
         books.says(event.time, block.allocated, block.reserved);
-        let freed = match self.blocks.remove(&block.addr) {
+        let known = self.blocks.remove(&block.addr);
+        let freed = match known {
             Some(known) => {
                 let books = self.books(known.device);
                 books.lose_block(&known);
@@ -376,6 +384,10 @@ impl Torch {
                 Freed::Stranger(stranger)
             }
         };
+        if waits_for.is_empty() {
+            self.completed(&freed);
+            return known;
+        }
         waits_for.retain(|handle| {
             let own = self.own_events.contains(handle);
             if !own {
@@ -386,6 +398,7 @@ impl Torch {
         self.complete_after(freed, &waits_for);
         waits_for.clear();
         self.threads.of(event.thread).recorded = waits_for;
+        known
     }
 
     pub(super) fn oom(
@@ -517,7 +530,7 @@ impl Torch {
 
     fn complete_after(&mut self, freed: Freed, events: &[u64]) {
         if events.is_empty() {
-            return self.completed(freed);
+            return self.completed(&freed);
         }
         let id = self.n_pending;
         self.n_pending += 1;
@@ -542,19 +555,19 @@ impl Torch {
         if pending.n_events == 0 {
             let freed = pending.freed;
             self.pending.remove(&id);
-            self.completed(freed);
+            self.completed(&freed);
         }
     }
 
-    fn completed(&mut self, freed: Freed) {
+    fn completed(&mut self, freed: &Freed) {
         match freed {
             Freed::Block(addr, block) => {
                 let books = self.books(block.device);
                 books.requested.lose(block.requested);
                 books.pending.0 = books.pending.0.saturating_sub(block.bytes.0);
-                self.steps.push(Step::BlockDone(addr, block));
+                self.steps.push(Step::BlockDone(*addr, *block));
             }
-            Freed::Stranger(stranger) => self.steps.push(Step::StrangerDone(stranger)),
+            Freed::Stranger(stranger) => self.steps.push(Step::StrangerDone(*stranger)),
         }
     }
 }

@@ -84,7 +84,21 @@ impl Training {
     }
 }
 
-type Key = (bool, i16, SiteId);
+/// Memory came or went.
+pub(super) enum Change {
+    /// This place requested memory of a device.
+    Asked(i16, SiteId),
+    /// Memory was freed. For a block of PyTorch's: its device, and the place that had requested it.
+    GivenBack(Option<(i16, SiteId)>),
+}
+
+/// What a stack shows of steps.
+#[derive(Clone, Copy, Debug)]
+struct StackFacts {
+    /// The line that called an optimizer: its index in [`StepFinder::optimizers`].
+    optimizer: Option<u32>,
+    is_in_module: bool,
+}
 
 /// What a process shows of its steps.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -101,19 +115,16 @@ pub(super) struct StepFinder {
     pub(super) is_off: bool,
     ranges: FxHashMap<String, Vec<TrainingStep>>,
     open: FxHashMap<ThreadId, Vec<Option<String>>>,
-    /// From which of the lines that call one an optimizer was called.
-    optimizer_stacks: ByStack<Option<usize>>,
-    in_optimizer: Newest<ThreadId, Option<usize>>,
+    stacks: ByStack<StackFacts>,
+    /// The same for the newest event of each thread.
+    in_optimizer: Newest<ThreadId, Option<u32>>,
     /// The lines that call an optimizer, and when it was done.
     optimizers: Vec<(String, Vec<Nanos>)>,
     first_block: Option<Nanos>,
-    /// Each call site of PyTorch's blocks (true), and of the driver's memory.
-    places: Vec<(Key, Place)>,
-    /// Their indexes.
-    numbers: FxHashMap<Key, u32>,
-    module_stacks: ByStack<bool>,
-    /// Who asked for the driver's memory, and for PyTorch's blocks, that is held: index of the call site by address.
-    held: [FxHashMap<u64, u32>; 2],
+    /// Call sites of each device by [`SiteId`]: of the driver's memory, and of PyTorch's blocks.
+    places: [Newest<i16, Vec<Place>>; 2],
+    /// Who requested the driver's memory that is held, by address.
+    held: FxHashMap<u64, (i16, SiteId)>,
     n_times: usize,
 }
 
@@ -147,14 +158,8 @@ impl StepFinder {
         }
     }
 
-    /// Memory of `device` was asked for or given back, from `site` where it was asked for.
-    pub(super) fn memory(
-        &mut self,
-        definitions: &dyn Definitions,
-        event: &Event,
-        device: i16,
-        asked: Option<SiteId>,
-    ) {
+    /// Memory was requested or freed.
+    pub(super) fn memory(&mut self, definitions: &dyn Definitions, event: &Event, change: &Change) {
         if self.is_off {
             return;
         }
@@ -167,19 +172,13 @@ impl StepFinder {
             EventKind::Call(call) => (false, call.addr),
             _ => return,
         };
-        if asked.is_none() {
-            self.given_back(is_block, addr);
-        }
-        let here = match self.optimizer_stacks.get(event.stack) {
+        let facts = match self.stacks.get(event.stack) {
             Some(known) => *known,
-            None => {
-                let here = caller_of_optimizer(definitions, event.stack).map(|line| self.optimizer(line));
-                self.optimizer_stacks.insert(event.stack, here);
-                here
-            }
+            None => self.look_at(definitions, event.stack),
         };
+        let here = facts.optimizer;
         let before = std::mem::replace(self.in_optimizer.of(event.thread), here);
-        if let Some((_, ends)) = here.and_then(|caller| self.optimizers.get_mut(caller)) {
+        if let Some((_, ends)) = here.and_then(|caller| self.optimizers.get_mut(caller as usize)) {
             if before == here {
                 ends.pop();
             }
@@ -187,48 +186,54 @@ impl StepFinder {
                 ends.push(event.time);
             }
         }
-        if let Some(site) = asked
-            && self.n_times < MAX_TIMES
-        {
-            let is_in_module =
-                self.module_stacks.get_or(event.stack, || is_in_module(definitions, event.stack));
-            self.asked((is_block, device, site), event.time, addr, is_in_module);
+        match *change {
+            Change::Asked(device, site) if self.n_times < MAX_TIMES => {
+                self.n_times += 1;
+                if self.n_times == MAX_TIMES {
+                    // A cut list of times says neither how often nor when.
+                    (self.places, self.held) = Default::default();
+                    return;
+                }
+                if !is_block {
+                    self.held.insert(addr, (device, site));
+                }
+                self.place(is_block, device, site).asked(event.time, facts.is_in_module);
+            }
+            Change::Asked(..) => {}
+            Change::GivenBack(block) => {
+                let asked = if is_block { block } else { self.held.remove(&addr) };
+                let place = asked.and_then(|(device, site)| {
+                    self.places[usize::from(is_block)].get_mut(device)?.get_mut(site.0 as usize)
+                });
+                if let Some(place) = place {
+                    place.given_back();
+                }
+            }
         }
     }
 
-    fn asked(&mut self, key: Key, time: Nanos, addr: u64, is_in_module: bool) {
-        self.n_times += 1;
-        if self.n_times == MAX_TIMES {
-            // A cut list of times says neither how often nor when.
-            (self.places, self.numbers, self.held) = Default::default();
-            return;
+    fn place(&mut self, is_block: bool, device: i16, site: SiteId) -> &mut Place {
+        let (places, idx) = (self.places[usize::from(is_block)].of(device), site.0 as usize);
+        if idx >= places.len() {
+            places.resize_with(idx + 1, Place::default);
         }
-        let places = &mut self.places;
-        let number = *self.numbers.entry(key).or_insert_with(|| {
-            places.push((key, Place::default()));
-            places.len() as u32 - 1
-        });
-        let (_, place) = &mut self.places[number as usize];
-        place.times.push(time);
-        place.n_held += 1;
-        place.most_held = place.most_held.max(place.n_held);
-        place.is_in_module |= is_in_module;
-        self.held[usize::from(key.0)].insert(addr, number);
+        &mut places[idx]
     }
 
-    fn optimizer(&mut self, line: String) -> usize {
+    #[cold]
+    fn look_at(&mut self, definitions: &dyn Definitions, stack: StackId) -> StackFacts {
+        let optimizer = caller_of_optimizer(definitions, stack).map(|line| self.optimizer(line));
+        let facts = StackFacts { optimizer, is_in_module: is_in_module(definitions, stack) };
+        self.stacks.insert(stack, facts);
+        facts
+    }
+
+    fn optimizer(&mut self, line: String) -> u32 {
         let known = self.optimizers.iter().position(|(caller, _)| *caller == line);
         known.unwrap_or_else(|| {
             self.optimizers.push((line, vec![]));
             self.optimizers.len() - 1
-        })
-    }
-
-    fn given_back(&mut self, is_block: bool, addr: u64) {
-        let number = self.held[usize::from(is_block)].remove(&addr);
-        if let Some((_, place)) = number.and_then(|number| self.places.get_mut(number as usize)) {
-            place.n_held = place.n_held.saturating_sub(1);
-        }
+        }) as u32
     }
 
     /// The steps, by the best source that there is.
@@ -284,13 +289,15 @@ impl StepFinder {
     }
 
     fn by_period(&self) -> Found {
+        let [driver, blocks] = &self.places;
         // PyTorch asks the driver when its cache is empty, which says nothing of the program's loop.
-        let has_blocks = |device| self.places.iter().any(|((is_block, of, _), _)| *is_block && *of == device);
-        let telling =
-            self.places.iter().filter(|((is_block, device, _), _)| *is_block || !has_blocks(*device));
-        let mut telling: Vec<_> = telling.collect();
-        telling.sort_by_key(|(key, _)| *key);
-        let places: Vec<&Place> = telling.into_iter().map(|(_, place)| place).collect();
+        let telling = driver.iter().filter(|(device, _)| blocks.get(*device).is_none());
+        let by_device = |of: &mut Vec<(i16, &Vec<Place>)>| of.sort_by_key(|(device, _)| *device);
+        let (mut telling, mut blocks): (Vec<_>, Vec<_>) = (telling.collect(), blocks.iter().collect());
+        by_device(&mut telling);
+        by_device(&mut blocks);
+        let all = telling.into_iter().chain(blocks).flat_map(|(_, places)| places);
+        let places: Vec<&Place> = all.filter(|place| !place.times.is_empty()).collect();
         match turns(&places) {
             Turns::None => Found::default(),
             Turns::Perhaps(turns) => Found { training: None, perhaps: turns },

@@ -112,8 +112,8 @@ pub(crate) type Each<'a> = dyn Fn(&mut dyn FnMut(&Event) -> ControlFlow<()>) + '
 /// The events of a trace that is open, each as [`Each`] shows it.
 pub(crate) fn each(trace: &reader::Trace, see: &mut dyn FnMut(&Event) -> ControlFlow<()>) {
     let mut events = trace.events();
-    while let Some(event) = events.lend() {
-        if see(event).is_break() {
+    while let Some(next) = events.lend() {
+        if next.iter().try_for_each(&mut *see).is_break() {
             return;
         }
     }
