@@ -379,7 +379,7 @@ fn own_number(pid: u32) -> Option<u32> {
 }
 
 fn field(pid: u32, name: &str) -> Option<String> {
-    let status = opened::text_of_proc(&format!("/proc/{pid}/status")).ok()?;
+    let status = opened::text_of_proc(format!("/proc/{pid}/status")).ok()?;
     Some(status.lines().find_map(|line| line.strip_prefix(name))?.trim().to_owned())
 }
 
@@ -415,7 +415,7 @@ pub(crate) fn why_hidden(pid: u32) -> String {
 
 /// Why a process has no page.
 fn why_not(pid: u32) -> Refusal {
-    let maps = opened::text_of_proc(&format!("/proc/{pid}/maps")).unwrap_or_default();
+    let maps = opened::text_of_proc(format!("/proc/{pid}/maps")).unwrap_or_default();
     if !maps.contains("libgputrace.so") {
         return Refusal::NotLoaded(pid);
     }
@@ -431,7 +431,7 @@ struct Reason {
 
 /// Of a process whose descriptors lead to no page of ours.
 fn reason(pid: u32, maps: &str) -> Reason {
-    let environment = opened::text_of_proc(&format!("/proc/{pid}/environ")).unwrap_or_default();
+    let environment = opened::text_of_proc(format!("/proc/{pid}/environ")).unwrap_or_default();
     let variable =
         |name: &[u8]| environment.as_bytes().split(|byte| *byte == 0).find_map(|it| it.strip_prefix(name));
     let because = |why: &str, remedy: &str| Reason { why: why.to_owned(), remedy: remedy.to_owned() };
@@ -646,7 +646,7 @@ enum Look {
 impl Seen {
     fn of(pid: u32) -> Seen {
         let user = field(pid, "Uid:").and_then(|line| line.split_whitespace().next()?.parse().ok());
-        let name = opened::text_of_proc(&format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
+        let name = opened::text_of_proc(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
         Seen { pid, own_pid: own_number(pid).filter(|own| *own != pid), name, user, ..Seen::bare(pid) }
     }
 
@@ -668,7 +668,7 @@ impl Seen {
 }
 
 fn looked_at(pid: u32) -> Look {
-    let maps = match opened::text_of_proc(&format!("/proc/{pid}/maps")) {
+    let maps = match opened::text_of_proc(format!("/proc/{pid}/maps")) {
         Ok(maps) => maps,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Look::NotAllowed,
         Err(_) => return Look::Gone,

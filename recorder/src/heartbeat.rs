@@ -100,9 +100,9 @@ impl Used {
     }
 
     fn alone(process: u32) -> Option<Used> {
-        let stat = text_of_proc(&format!("/proc/{process}/stat")).ok()?;
+        let stat = text_of_proc(format!("/proc/{process}/stat")).ok()?;
         let ticks = process::cpu_ticks(&stat)?;
-        let moved = text_of_proc(&format!("/proc/{process}/io")).ok();
+        let moved = text_of_proc(format!("/proc/{process}/io")).ok();
         let moved = moved.and_then(|text| moved_bytes(&text));
         Some(Used { cpu: ticks.saturating_mul(NANOS_PER_TICK), starved: 0, moved })
     }
@@ -111,7 +111,7 @@ impl Used {
 /// Of the main thread, the second number of `/proc/PID/schedstat`: nanoseconds on a run queue (Documentation/scheduler/sched-stats.rst).
 /// Other threads wake up for a moment now and then, and on a busy machine wait each time.
 fn starved(process: u32) -> u64 {
-    let text = text_of_proc(&format!("/proc/{process}/schedstat")).unwrap_or_default();
+    let text = text_of_proc(format!("/proc/{process}/schedstat")).unwrap_or_default();
     text.split_ascii_whitespace().nth(1).and_then(|nanos| nanos.parse().ok()).unwrap_or(0)
 }
 

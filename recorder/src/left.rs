@@ -115,7 +115,7 @@ impl Ring {
 }
 
 fn name(pid: u32) -> Option<String> {
-    opened::text_of_proc(&format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end_matches('\n').to_owned())
+    opened::text_of_proc(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end_matches('\n').to_owned())
 }
 
 fn fate(file: &MapFile) -> Fate {

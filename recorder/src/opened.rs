@@ -384,7 +384,7 @@ impl Taken {
 /// The users that a process acts as: real, effective, saved, and that of its files. Empty where it is gone.
 #[must_use]
 pub fn users_of(pid: u32) -> Vec<u32> {
-    let status = text_of_proc(&format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = text_of_proc(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     line.split_ascii_whitespace().filter_map(|user| user.parse().ok()).collect()
 }

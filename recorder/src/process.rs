@@ -441,7 +441,7 @@ pub(crate) fn is_running(process: &Process) -> bool {
 
 /// Whether a thread is gone, or will run no line of its program again.
 pub(crate) fn is_going(thread: u32) -> bool {
-    crate::opened::text_of_proc(&format!("/proc/{thread}/stat")).map_or(true, |stat| is_ending(&stat))
+    crate::opened::text_of_proc(format!("/proc/{thread}/stat")).map_or(true, |stat| is_ending(&stat))
 }
 
 /// Whether the kernel is taking the process or thread of this `stat` down: by the flags of proc(5), `PF_EXITING` of the kernel's

@@ -75,7 +75,7 @@ impl Room {
 
 /// The limits that the process has.
 fn rooms(pid: u32) -> Vec<Room> {
-    let text = |name: &str| text_of_proc(&format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let text = |name: &str| text_of_proc(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let (limits, status) = (text("limits"), text("status"));
     let room = |kind, limit: &str, used: &str| {
         let (limit, used) = (soft_limit(&limits, limit)?, kilobytes(&status, used)?);

@@ -34,12 +34,12 @@ impl Suspension {
 }
 
 fn suspended(pid: u32) -> Option<SuspendedBy> {
-    let stat = text_of_proc(&format!("/proc/{pid}/stat")).ok()?;
+    let stat = text_of_proc(format!("/proc/{pid}/stat")).ok()?;
     let state = stat.rsplit_once(") ")?.1.chars().next()?;
     match state {
         'T' => Some(SuspendedBy::Signal),
         'R' => None,
-        _ => is_frozen(&text_of_proc(&format!("/proc/{pid}/cgroup")).ok()?, GROUPS)
+        _ => is_frozen(&text_of_proc(format!("/proc/{pid}/cgroup")).ok()?, GROUPS)
             .then_some(SuspendedBy::Freezer),
     }
 }

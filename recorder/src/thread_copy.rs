@@ -58,7 +58,7 @@ pub(crate) struct Status {
 
 impl Status {
     pub(crate) fn of(pid: u32, thread: u32) -> Option<Status> {
-        Some(Status::parse(&text_of_proc(&format!("/proc/{pid}/task/{thread}/status")).ok()?))
+        Some(Status::parse(&text_of_proc(format!("/proc/{pid}/task/{thread}/status")).ok()?))
     }
 
     fn parse(text: &str) -> Status {
@@ -189,7 +189,7 @@ fn may_stop(pid: u32, thread: u32, status: &Status) -> Result<(), String> {
         'Z' | 'X' => return Err("it has ended".to_owned()),
         other => return Err(format!("it is in state {other}")),
     }
-    let text = text_of_proc(&format!("/proc/{pid}/task/{thread}/syscall")).unwrap_or_default();
+    let text = text_of_proc(format!("/proc/{pid}/task/{thread}/syscall")).unwrap_or_default();
     match Waits::parse(&text) {
         Some(Waits { call, .. }) if !RESUMED.contains(&call) => {
             Err(format!("it waits in system call {call}, which a stop could interrupt"))

@@ -156,7 +156,7 @@ impl Process<'_> {
     }
 
     fn vdso(&self) -> Option<(Range<u64>, Vec<u8>)> {
-        let maps = crate::opened::text_of_proc(&format!("/proc/{}/maps", self.pid)).ok()?;
+        let maps = crate::opened::text_of_proc(format!("/proc/{}/maps", self.pid)).ok()?;
         let range = maps.lines().find(|line| line.ends_with("[vdso]"))?.split(' ').next()?;
         let (start, end) = range.split_once('-')?;
         let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);

@@ -92,8 +92,8 @@ fn the_verdict_on_an_error_that_was_caught_says_where_and_what_to_do() {
                  failed at 175.3 ms, its error was caught, and it still held 192.00 MiB
           where  train_step (/job/caught-oom/train.py:20)
           sure   certain: the blocks of that attempt were still allocated
-          fix    leave the `except` block before you try again
-                 frees 192.00 MiB, as recorded
+          fix    leave the `except` block before you try again, and keep no more of the
+                 error than its text (`str(error)`)
           next   gputrace oom caught-oom.gtr"#]]
     .assert_eq(&verdict("caught-oom.gtr").join("\n"));
 }

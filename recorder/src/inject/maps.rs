@@ -33,7 +33,7 @@ impl Map {
 impl Maps {
     /// Of this process; `None` if they cannot be read.
     pub(super) fn of(pid: u32) -> Option<Maps> {
-        let text = opened::text_of_proc(&format!("/proc/{pid}/maps")).ok()?;
+        let text = opened::text_of_proc(format!("/proc/{pid}/maps")).ok()?;
         Some(Maps(text.lines().filter_map(line).collect()))
     }
 

@@ -516,11 +516,10 @@ fn began(pid: u32) -> Result<u64, Refusal> {
 
 /// What can be seen without touching it.
 fn refuse_by_status(pid: u32) -> Result<(), Refusal> {
-    let status =
-        opened::text_of_proc(&format!("/proc/{pid}/status")).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Refusal::Gone(pid),
-            _ => Refusal::NotLate { pid, why: error.to_string() },
-        })?;
+    let status = opened::text_of_proc(format!("/proc/{pid}/status")).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Refusal::Gone(pid),
+        _ => Refusal::NotLate { pid, why: error.to_string() },
+    })?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map_or("", str::trim);
     let no = |why: String| Err(Refusal::NotLate { pid, why });
     if pid == std::process::id() {

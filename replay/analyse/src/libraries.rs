@@ -78,7 +78,7 @@ const OFFERS: &[Offer] = &[
         file: "/torch_geometric/nn/",
         functions: &["propagate"],
         when: When::AtPeak,
-        fix: "train on sampled neighbourhoods (`NeighborLoader`), or pass a `SparseTensor`, so that no message per edge is allocated",
+        fix: "train on sampled neighbourhoods (`NeighborLoader`), or pass a `SparseTensor`: then no message per edge is allocated",
     },
     Offer {
         file: "/timm/models/",

@@ -272,7 +272,8 @@ fn a_list_of_numbers_is_no_fault() {
     let round = |n: usize| {
         format!("block addr=n{n} bytes=512 requested=4 by={by}\n") + &forward(n, 6, 31) + &give_back(n, 6)
     };
-    let weights = "Alloc addr=w bytes=400M by=libc10_cuda.so\n".to_owned() + &block("w", 200, "main@/job/train.py:2");
+    let weights =
+        "Alloc addr=w bytes=400M by=libc10_cuda.so\n".to_owned() + &block("w", 200, "main@/job/train.py:2");
     let told = told(&(weights + &(0..40).map(round).collect::<String>()));
     assert!(told.starts_with("Verdict: nothing is wrong"), "{told}");
     assert!(told.contains("`.item()`"), "{told}");

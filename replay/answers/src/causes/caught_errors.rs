@@ -31,7 +31,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: held,
         sure: "certain: the blocks of that attempt were still allocated".into(),
         fix: Fix::words(
-            "keep no more of the error than its text (`str(error)`), and try again after the `except` block, not inside it",
+            "leave the `except` block before you try again, and keep no more of the error than its text (`str(error)`)",
             "",
         ),
         verb: "oom",

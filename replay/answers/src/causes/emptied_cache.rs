@@ -66,11 +66,7 @@ fn find(facts: &Facts<'_>, is_costly: bool) -> Option<Case> {
         sure: "certain: each call is in the trace; a library may have made it".into(),
         fix: Fix::words(
             "remove the call, unless other processes need that memory: it does not lower the peak",
-            format!(
-                "saves {} of {}, as measured",
-                time(Nanos(cost)),
-                time(Nanos(recorded))
-            ),
+            format!("saves {} of {}, as measured", time(Nanos(cost)), time(Nanos(recorded))),
         ),
         verb: "report --all",
     })
