@@ -229,7 +229,7 @@ fn job_of(recorder: u32) -> Option<String> {
 
 /// The process of a descriptor of it, as the `/proc` that we see numbers it (proc(5), fdinfo).
 fn process_behind(recorder: u32, descriptor: &str) -> Option<u32> {
-    let text = text_of_proc(&format!("/proc/{recorder}/fdinfo/{descriptor}")).ok()?;
+    let text = text_of_proc(format!("/proc/{recorder}/fdinfo/{descriptor}")).ok()?;
     let pid: i64 = text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
     u32::try_from(pid).ok().filter(|pid| *pid > 0)
 }

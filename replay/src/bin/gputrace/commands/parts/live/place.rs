@@ -33,7 +33,7 @@ pub(crate) fn of(pid: Option<u32>, recorded: &[(String, String)]) -> Surrounding
         found.unknown = Some("the process is not visible from here".to_owned());
         return found;
     };
-    match text_of_proc(&format!("/proc/{pid}/cgroup")) {
+    match text_of_proc(format!("/proc/{pid}/cgroup")) {
         Ok(groups) => {
             let told = of_groups(&groups);
             (found.container, found.pod) = (told.container, told.pod);
