@@ -729,7 +729,7 @@ fn ranks_that_keep_different_parts_are_compared_where_both_know() {
         let n_compared = 2 * (320_000 - first["sequence"].as_u64().expect("a number"));
         assert_eq!((&window["rank"], &first["order"]), (&json!(0), &json!("collective")), "{said}");
         assert!(n_compared < 640_000 && said["calls"].as_u64().is_some_and(|calls| calls >= n_compared));
-        // Nothing is said of what one of them no longer has.
+        // The report does not mention calls that one of them no longer has.
         let notes = said["notes"].as_array().expect("notes");
         assert!(notes[0].as_str().is_some_and(|note| note.contains("calls are compared since")), "{said}");
     }

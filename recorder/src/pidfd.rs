@@ -1,5 +1,5 @@
 //! Ends of processes: what a descriptor of one knows of it, also after its parent has waited (`PIDFD_GET_INFO`, linux/pidfd.h of
-//! Linux 6.15), a child that does not outlive us, one that gets no files of ours, and when a thread of ours gets a processor.
+//! Linux 6.15), a child that does not outlive us, one that inherits no descriptors, and the scheduling of the calling thread.
 #![allow(unsafe_code)]
 
 use rustix::ioctl::{Updater, ioctl, opcode};

@@ -140,7 +140,7 @@ impl Witness {
         let watching = move || {
             let word = &self.map.header().recorder_thread.value;
             memory::mark_end_of_thread(word);
-            // A filter may end whoever makes a call that it does not know.
+            // A seccomp filter may kill a process for a system call that it does not list.
             if self.at_start.is_some_and(|sandbox| sandbox.mode == 0) {
                 pidfd::take_short_turns();
             }

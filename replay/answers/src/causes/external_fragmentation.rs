@@ -50,7 +50,7 @@ fn at_failure(facts: &Facts<'_>) -> Option<Case> {
     let (recorded, best) = facts.remedy().filter(|(_, best)| best.verdict == Verdict::Fits)?;
     let unused = Bytes(error.reserved.0.saturating_sub(error.allocated.0));
     // A setting only postpones what grows, and what needs nearly the whole card.
-    let grown: u64 = facts.growing().iter().map(|site| site.growth.0).sum();
+    let grown = facts.growing().iter().fold(0_u64, |sum, site| sum.saturating_add(site.growth.0));
     if grown >= unused.0
         || !facts.fits_with_setting()
         || !facts.is_much(unused)
@@ -170,12 +170,16 @@ fn is_settled(facts: &Facts<'_>, ordinal: i16, torch: &TorchBooks) -> bool {
     let late = torch.allocations - torch.allocations / LATE;
     let bought = torch.cache.misfits_over_time.iter().filter(|(at, _)| *at >= late).map(|(_, bytes)| bytes.0);
     let goes_on = bought.sum::<u64>().saturating_mul(WORTHWHILE) >= reserved;
+    !goes_on && facts.failure.is_none() && was_never_full(facts, ordinal)
+}
+
+/// No request was refused, and a quarter of the device was free at any time.
+fn was_never_full(facts: &Facts<'_>, ordinal: i16) -> bool {
     let total = facts.story.device(ordinal).map_or(0, |device| device.total.0);
     let mut books = used_devices(facts.story).filter(|(device, _)| *device == ordinal);
     let used = books.next().map_or(u64::MAX, |(_, books)| books.physical.peak().0);
     let is_refused = facts.story.ledger.refusals.iter().any(|refusal| refusal.device == ordinal);
-    let has_room = !is_refused && used.saturating_mul(ROOM.1) <= total.saturating_mul(ROOM.0);
-    !goes_on && has_room && facts.failure.is_none()
+    !is_refused && used.saturating_mul(ROOM.1) <= total.saturating_mul(ROOM.0)
 }
 
 /// The same in words, where it is so.

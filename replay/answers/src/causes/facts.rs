@@ -189,6 +189,11 @@ impl<'a> Facts<'a> {
         recorded.zip(best)
     }
 
+    /// Whether other settings were tried: without a replay, nothing is known of them.
+    pub(super) fn has_tried_settings(&self) -> bool {
+        self.trial().and_then(|trial| trial.as_ref().ok()).is_some_and(|trial| trial.best().is_ok())
+    }
+
     /// Whether a setting of the allocator serves what PyTorch asked for, with a tenth of the device to spare.
     pub(crate) fn fits_with_setting(&self) -> bool {
         let Some(Failure::Torch(_, error)) = self.failure else { return false };

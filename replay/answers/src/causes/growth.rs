@@ -133,7 +133,7 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |facts, grown| {
             let backward = facts.all_grown().filter(|it| it.has(Sign::Backward));
-            let backward: u64 = backward.map(|it| left(it.site).0).sum();
+            let backward = backward.fold(0_u64, |sum, it| sum.saturating_add(left(it.site).0));
             grown.has(Sign::Copy) && backward.saturating_mul(2) >= left(grown.site).0
         },
         why: "the copies and what the backward pass made for them grow together",
@@ -401,7 +401,8 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
         Some(_) => (
             format!("{} had accumulated by then{here}{each}{others}", bytes(sum)),
             match facts.remedy() {
-                None => "no allocator setting fixes it",
+                None if facts.has_tried_settings() => "no allocator setting fixes it",
+                None => "",
                 Some(_) if facts.fits_with_setting() => {
                     "`gputrace oom` names an allocator setting that serves this request, too"
                 }
