@@ -162,6 +162,13 @@ fn a_snapshot_of_pytorch_2_0_without_history_says_so_and_names_the_lines() {
     assert!(report.contains("allocate (/job/load.py:190)"), "{report}");
     assert!(report.contains("_record_memory_history") && !report.contains("gradients"), "{report}");
     assert!(said("tune").contains("it has no history"), "{}", said("tune"));
+    let output = Command::new(env!("CARGO_BIN_EXE_gputrace"))
+        .args(["who", &format!("{:#x}", BASE + 4)])
+        .arg(&path)
+        .output()
+        .unwrap();
+    let who = String::from_utf8_lossy(&output.stdout);
+    assert!(who.contains("allocated before the recording began by allocate"), "{who}");
 }
 
 #[test]

@@ -12,12 +12,12 @@ use gputrace_analyse::story::Story;
 use gputrace_report::model::{Mood, Section, Table, Value};
 use gputrace_schemas::event::{Bytes, Event, Nanos, StackId};
 use gputrace_sim::ops::{AllocId, Op, OpStream, Pool};
-use gputrace_trace::Definitions;
 use gputrace_trace::import::Requests;
 use gputrace_trace::ledger::pools::{GraphState, Pools};
 use gputrace_trace::ledger::{Block, HeapBlock, Ledger, MemoryKind, Object, Step, Watch, call_site};
 use gputrace_trace::source::Source;
 use gputrace_trace::words::{bytes, time};
+use gputrace_trace::{Before, Definitions};
 use rustc_hash::FxHashMap;
 
 /// An address that no block had is reported with its neighbours up to this distance, bytes.
@@ -327,6 +327,21 @@ impl Watch for Follower {
     }
 }
 
+/// A snapshot lists what was held when its history began, or without a history, but not since when.
+fn forget_births_before_history(story: &Story, owners: &mut [Owner]) {
+    let notes = &story.ledger.notes;
+    let before: Vec<Before> = notes.iter().filter_map(|(_, note)| Before::of_note(note)).collect();
+    for owner in owners {
+        let of_device = before.iter().find(|before| before.device == owner.device);
+        let is_from_before = of_device.is_some_and(|before| {
+            !before.has_history || owner.is_block() && (owner.number as u64) < before.n_blocks
+        });
+        if is_from_before {
+            owner.since = None;
+        }
+    }
+}
+
 /// Every owner that an address had.
 pub struct Who {
     /// The trace.
@@ -351,6 +366,7 @@ impl Who {
             }
         }
         let Follower { mut owners, last, nearest, .. } = follower;
+        forget_births_before_history(&story, &mut owners);
         if owners.iter().any(Owner::is_block)
             && let Ok(trace) = source.requests()
         {
