@@ -9,7 +9,8 @@ ring takes them, and what is kept is as much smaller.
   training  steps of PyTorch's allocator and the driver: weights that stay, activations that come and go, ranges of NVTX. --keep 10s
 
 Every second it reads from /proc what the recorder and the program have: memory, descriptors and threads, the shared memory of the ring, and the
-bytes of the trace's files. Nothing may grow: the most of the last third is held against the most of the second. It ends with status 1 where
+bytes of the trace's files. Nothing may grow: the most of the last third is held against the most of the second; of threads and
+descriptors what they had most often, since a new segment is open for a moment beside the last. It ends with status 1 where
 something did, where events were lost other than by a full ring, or where `report` cannot read what is left. Last comes the table of docs/COST.md.
 
 It needs python3 and cc. Where nothing was built, the fake device lies elsewhere (`fake-cuda --dir` says where): copy it to RELEASE/driver, or
@@ -18,7 +19,7 @@ name it. An hour can be had in pieces, whose results one file adds up:
     cp -r "$(target/release/fake-cuda --dir)" DIR/driver && cp target/release/{gputrace,libgputrace.so,fake-cuda} DIR/
     python3 tests/soak.py DIR 4 --results DIR/soak.json        # again and again: the table is of all pieces
 """
-import argparse, glob, json, os, re, signal, subprocess, sys, tempfile, time
+import argparse, glob, json, os, re, signal, statistics, subprocess, sys, tempfile, time
 
 SERVER = r"""
 #define _GNU_SOURCE
@@ -161,8 +162,9 @@ def soak(name, source, link, bounds, seconds, pause, release, driver, work):
     print(f"\n{name}: {seconds} s, {' '.join(f'{key}={value}' for key, value in bounds.items())}")
     print(f"{'':22}{'at 10 s':>12}{'second third':>14}{'last third':>12}")
     for number, column in enumerate(columns):
-        most = [max(row[number] for row in part) for part in ([rows[min(9, len(rows) - 1)]], second, last)]
         is_count = "threads" in column or "descriptors" in column
+        of = statistics.mode if is_count else max
+        most = [of([row[number] for row in part]) for part in ([rows[min(9, len(rows) - 1)]], second, last)]
         allowed = 0 if is_count else SLACK
         grew = most[2] > most[1] + allowed and column != "files"
         is_flat &= not grew
@@ -177,7 +179,7 @@ def soak(name, source, link, bounds, seconds, pause, release, driver, work):
     trust = sections.get("trust", {}).get("warnings", [])
     left = sections.get("recording", {})
     is_flat &= bool(left)
-    most = lambda part: [max(row[number] for row in part) for number in range(len(columns))]
+    most = lambda part: [(statistics.mode if number in (1, 2, 4, 5) else max)([row[number] for row in part]) for number in range(len(columns))]
     piece = {"name": name, "seconds": seconds, "second": most(second), "last": most(last), "files": max(row[-1] for row in rows), "events": sections["ending"]["events"]}
     print("what is left:", {key: left.get(key) for key in ("segment", "since_ns")}, f"{sections['ending']['events']} events;", trust or "nothing to warn of")
     return is_flat, piece

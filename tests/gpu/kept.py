@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a recording that is left on costs: a GPT training step, and a tensor made and dropped, with and without heartbeat, `--keep` and stacks armed.
 
-usage: kept.py FOLDER [TURNS]
+usage: [WAYS=WORD,...] kept.py FOLDER [TURNS]
 
 FOLDER has `gputrace` and `libgputrace.so`, and may have `quiet/gputrace`, a build without heartbeats (`EVERY` of recorder/src/heartbeat.rs made a
 thousand hours), which then records too. Needs PyTorch. TURNS (5) processes of each way take turns, each of some 12 seconds, in which a heartbeat
@@ -12,6 +12,7 @@ import glob, json, os, statistics, subprocess, sys, tempfile
 
 FOLDER = os.path.abspath(sys.argv[1])
 TURNS = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+ONLY = [word for word in os.environ.get("WAYS", "").split(",") if word]
 QUIET = os.path.join(FOLDER, "quiet", "gputrace")
 # Of a job of several ranks, as only those have stacks written when they are silent.
 JOB = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
@@ -70,12 +71,15 @@ def main():
             file.write(PROGRAM)
         for _ in range(TURNS):
             for way, how in WAYS.items():
+                if ONLY and not any(word in way for word in ONLY):
+                    continue
                 command, environment = [sys.executable, program], {**os.environ, **JOB}
                 if how:
                     gputrace = os.path.join(FOLDER, how[0])
                     if not os.path.exists(gputrace):
                         continue
                     command = [gputrace, "record", "-o", os.path.join(work, "%p.gtr"), *how[1], "--", *command]
+                    environment["GPUTRACE_LIBRARY"] = os.path.join(FOLDER, "libgputrace.so")
                 run = subprocess.run(command, env=environment, capture_output=True, text=True)
                 if run.returncode:
                     print("FAIL", way, run.returncode, run.stderr[-300:], flush=True)
