@@ -36,9 +36,14 @@ install: $(RELEASE)/gputrace $(RELEASE)/libgputrace.so ## Install program, libra
 $(RELEASE)/gputrace $(RELEASE)/libgputrace.so:
 	$(MAKE) build
 
-demo: setup build ## Record a small training loop on the fake device, and report it
+# What the tests need besides is not installed here.
+demo: ## Record a small training loop on the fake device, report it, and show the verdict of a PyTorch run
+	./tests/setup.sh build
+	$(MAKE) build
 	$(RELEASE)/gputrace record -F -o target/demo.gtr -- $(RELEASE)/fake-cuda demo
 	$(RELEASE)/gputrace report target/demo.gtr
+	@echo; echo "PyTorch on an H200 (examples/varying-lengths): $(RELEASE)/gputrace report tests/golden/varying-lengths.gtr"
+	@$(RELEASE)/gputrace report tests/golden/varying-lengths.gtr | sed -n '/^Verdict/,/^  next/p'
 
 test: setup build ## Run every test that needs no GPU
 	cargo test --workspace
