@@ -81,6 +81,14 @@ pub struct GrowingSite {
     pub place: Option<Place>,
 }
 
+impl GrowingSite {
+    /// All that the line left, as far as that is known: what grew after the warm-up is less.
+    #[must_use]
+    pub fn left(&self) -> Bytes {
+        self.repeated.as_ref().map_or(self.growth, |repeated| repeated.bytes.max(self.growth))
+    }
+}
+
 /// A call site that rose, though nothing shows that it continues.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RoseSite {
@@ -247,7 +255,7 @@ impl Leaks {
             &self.growing,
             &[
                 ("device", "device", &|it| Value::text(&*it.named.device)),
-                ("growth_bytes", "grew by", &|it| Value::Bytes(it.growth)),
+                ("growth_bytes", "grew by", &|it| Value::Bytes(it.left())),
                 ("bytes_per_step", "per step", &|it| it.per_step.map_or(Value::Missing, Value::Bytes)),
                 ("confidence", "confidence", &|it| Value::Share(it.confidence)),
                 ("owner", "owner", &|it| Value::text(&*it.named.owner)),

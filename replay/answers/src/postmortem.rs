@@ -223,7 +223,8 @@ impl Postmortem {
     }
 
     /// No request failed for good, neither of PyTorch nor of JAX nor of others.
-    fn is_uneventful(&self) -> bool {
+    #[must_use]
+    pub fn is_uneventful(&self) -> bool {
         let refused = self.story.ledger.refusals.iter().any(|it| it.is_final);
         !refused && self.torch_devices().next().is_none() && self.jax_ooms().next().is_none()
     }

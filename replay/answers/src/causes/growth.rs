@@ -110,7 +110,7 @@ const KEEPERS: &[Keeper] = &[
             grown.account() == Some(Account::Blocks)
                 && grown.all.len() == 1
                 && grown.holder.is_some_and(is_small)
-                && left(grown.site).0.saturating_mul(LITTLE) < facts.all.0
+                && grown.site.left().0.saturating_mul(LITTLE) < facts.all.0
         },
         why: "each is one of PyTorch's smallest blocks",
         fix: "store numbers instead of tensors: `.item()`, or `torch.stack` of them now and then",
@@ -133,8 +133,8 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |facts, grown| {
             let backward = facts.all_grown().filter(|it| it.has(Sign::Backward));
-            let backward = backward.fold(0_u64, |sum, it| sum.saturating_add(left(it.site).0));
-            grown.has(Sign::Copy) && backward.saturating_mul(2) >= left(grown.site).0
+            let backward = backward.fold(0_u64, |sum, it| sum.saturating_add(it.site.left().0));
+            grown.has(Sign::Copy) && backward.saturating_mul(2) >= grown.site.left().0
         },
         why: "the copies and what the backward pass made for them grow together",
         fix: "`del` each copy after its use; after `backward(create_graph=True)`, first set `p.grad = None`: such a gradient refers to its parameter",
@@ -329,7 +329,7 @@ fn root<'a>(all: Vec<Grown<'a>>) -> Option<Grown<'a>> {
     let is_backward = |it: &Grown<'_>| it.has(Sign::Backward);
     let is_of_model = |it: &Grown<'_>| is_model(it) || is_backward(it) || it.has(Sign::Optimizer);
     let sum = |is: &dyn Fn(&Grown<'_>) -> bool| -> u64 {
-        all.iter().filter(|it| is(it)).map(|it| left(it.site).0).sum()
+        all.iter().filter(|it| is(it)).map(|it| it.site.left().0).sum()
     };
     let is_graph = sum(&is_computed).saturating_mul(2) > sum(&|_| true);
     let root: &dyn Fn(&Grown<'_>) -> bool = if has_graph_of_gradients(&all, is_model) {
@@ -380,23 +380,18 @@ fn given_back(facts: &Facts<'_>, grown: &Grown<'_>) -> Option<String> {
     Some(format!("free what this line allocates: {call}"))
 }
 
-/// All that a line left, as far as that is known: what grew after the warm-up is less.
-fn left(site: &GrowingSite) -> Bytes {
-    site.repeated.as_ref().map_or(site.growth, |repeated| repeated.bytes.max(site.growth))
-}
-
 fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
     let Grown { site, all, .. } = grown;
     let each = site.repeated.as_ref().map(leaks::rate);
     let each = each.or_else(|| site.per_step.map(|each| format!("{} per step", bytes(each))));
     let each = each.map_or_else(String::new, |each| format!(": {each}"));
-    let sum = Bytes(all.iter().fold(0, |sum: u64, site| sum.saturating_add(left(site).0)));
+    let sum = Bytes(all.iter().fold(0, |sum: u64, site| sum.saturating_add(site.left().0)));
     let (others, together) = match all.len() {
         0 | 1 => (String::new(), String::new()),
         2 => ("; another line also grows".to_owned(), format!(", {} in all", bytes(sum))),
         n => (format!("; {} other lines also grow", count(n as u64 - 1)), format!(", {} in all", bytes(sum))),
     };
-    let here = if all.len() > 1 { format!(", {} of it here", bytes(left(site))) } else { String::new() };
+    let here = if all.len() > 1 { format!(", {} of it here", bytes(site.left())) } else { String::new() };
     let (what, worth) = match facts.failure {
         Some(_) => (
             format!("{} had accumulated by then{here}{each}{others}", bytes(sum)),
@@ -410,7 +405,7 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
             },
         ),
         None => {
-            let own = bytes(left(site));
+            let own = bytes(site.left());
             (format!("this line's memory grew by {own} to the end{each}{others}{together}"), "")
         }
     };

@@ -93,7 +93,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             let percent = change.increase() * 100.0;
             (Mood::Bad, format!("{}: {} rose by {percent:.1} %", change.device, change.what))
         });
-        sections.push(verdict.lines(lines));
+        sections.insert(0, verdict.lines(lines));
     }
     let report = Report { verb: "diff", parts: vec![Part { title, sections, ..Part::default() }] };
     show::unless_closed(args.show.write(&report, out))?;

@@ -111,7 +111,10 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             if let Some(which) = args.error_on_leak {
                 gate = gate.max(which.judge(&path.display().to_string(), &leaks));
             }
-            return Ok(Part { sections: leaks.sections(), ..summary.answer("stats")? });
+            // A summary of a long trace may have none.
+            let report = if leaks.growing.is_empty() { None } else { summary.answer("report").ok() };
+            let verdict = report.and_then(|report| report.verdict).map(super::report::as_of_evidence);
+            return Ok(Part { verdict, sections: leaks.sections(), ..summary.answer("stats")? });
         }
         let source = Source::open(path)?;
         let mut growth = Growth::default();
@@ -126,7 +129,10 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             let line = format!("as if the program had ended then: the last included event is at {end}");
             sections.insert(0, Section::new("time", "Part of the trace").line(Mood::Note, line));
         }
-        Ok(report::part(&story, sections))
+        // Of a part of the trace, `report` has none.
+        let has_verdict = when == When::End && !leaks.growing.is_empty();
+        let part = report::part(&story, sections);
+        Ok(if has_verdict { super::report::below_verdict(part, &source) } else { part })
     });
     for line in suppressions.unused() {
         let path = args.suppressions.as_deref().unwrap_or_else(|| "".as_ref());

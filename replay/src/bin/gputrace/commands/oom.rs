@@ -44,6 +44,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         let mut sections: Vec<_> = health::of(&postmortem.story).into_iter().collect();
         sections.extend(postmortem.sections());
         sections.extend(remedies_sections(&postmortem, machine, source));
-        Ok(report::part(&postmortem.story, sections))
+        let part = report::part(&postmortem.story, sections);
+        Ok(if postmortem.is_uneventful() { part } else { super::report::below_verdict(part, source) })
     })
 }

@@ -152,6 +152,19 @@ pub(super) fn understood(source: &Source, categories: &Categories, wanted: Shown
     understood_and(source, categories, wanted, &mut Unwatched)
 }
 
+/// The verdict above what a verb says that shows its evidence.
+pub(super) fn below_verdict(part: Part, source: &Source) -> Part {
+    let (story, verdict) = understood(source, &Categories::default(), Shown::Always);
+    let part = headed(part, &story, verdict);
+    Part { verdict: part.verdict.map(as_of_evidence), ..part }
+}
+
+/// A verdict above its evidence: there is nothing to type next for that.
+pub(super) fn as_of_evidence(mut verdict: Verdict) -> Verdict {
+    verdict.section.items.retain(|item| !matches!(item, Item::Fact { name: "next", .. }));
+    verdict
+}
+
 /// The same, with somebody else who watches in the same pass.
 pub(super) fn understood_and(
     source: &Source,
@@ -191,12 +204,15 @@ fn beside(of: &Story) -> Vec<Story> {
 
 /// What is said of one process.
 pub(super) fn part(story: &Story, verdict: &Verdict, wanted: Shown) -> Part {
-    let mut part = report::part(story, of_report(story, wanted));
+    headed(report::part(story, of_report(story, wanted)), story, verdict.clone())
+}
+
+fn headed(mut part: Part, story: &Story, verdict: Verdict) -> Part {
     // The verdict says it first.
     if story.since().is_none() {
         part.sections.retain(|section| section.name != history::NAME);
     }
-    Part { verdict: Some(verdict.clone()), ..part }
+    Part { verdict: Some(verdict), ..part }
 }
 
 /// What is to be known of several processes before each is looked at: who started whom, and how each fared.
