@@ -18,7 +18,7 @@ use crate::suspended::Suspension;
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{CLibrary, Patience, Symbols};
 use crate::ticks::{self, Timeline};
-use crate::translate::Translator;
+use crate::translate::{BATCH, Translator};
 use crate::witness::{Witness, tell_state, wake_process};
 use crate::write::{End, WriterThread};
 use crate::{Error, messages, say};
@@ -67,8 +67,6 @@ const ENDING: Duration = Duration::from_secs(2);
 const HANDED_OUT_EVERY: Duration = Duration::from_millis(50);
 /// Most files that are held open for their names.
 const MOST_ASTRAY: usize = 256;
-/// Items in one message to the writing thread.
-const BATCH: usize = 4096;
 
 /// How to record.
 #[derive(Clone, Debug, Default)]

@@ -50,6 +50,9 @@ pub(crate) type FreeThreads = Arc<Mutex<Vec<ThreadId>>>;
 /// The thread of events that the recorder makes itself.
 pub(crate) const RECORDER: ThreadId = ThreadId(0);
 
+/// Items in one message to the writing thread.
+pub(crate) const BATCH: usize = 4096;
+
 /// Texts that a trace keeps: a program that gives every mark a name of its own (`emit_nvtx` does) fills no memory.
 const MOST_TEXTS: usize = 1 << 18;
 
@@ -129,7 +132,9 @@ impl Translator {
 
     /// What has been made since the last time.
     pub(crate) fn take(&mut self) -> Vec<Item> {
-        std::mem::take(&mut self.items)
+        // After a full batch comes another, as a rule. One that grew by doubling would have room for twice as many, for as long as it waits.
+        let room = if self.items.len() < BATCH { 0 } else { BATCH + BATCH / 8 };
+        std::mem::replace(&mut self.items, Vec::with_capacity(room))
     }
 
     pub(crate) fn n_items(&self) -> usize {

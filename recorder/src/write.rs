@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Batches that may wait to be written: about a second of a busy process, some tens of MB.
-const MOST_WAITING: usize = 256;
+/// Batches that may wait to be written: a quarter of a second of a very busy process, some tens of MB. The ring holds as much again.
+const MOST_WAITING: usize = 64;
 /// How long an event may stay out of the file.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// A process that is silent for so long may hang, or be killed together with us: what it said is written at once.
