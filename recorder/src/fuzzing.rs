@@ -94,9 +94,8 @@ pub fn symbols(path: &Path) -> usize {
 
 /// Looks for functions and code in a file, which stands for the memory of another process and may be anything; how many functions it
 /// has.
-#[cfg(target_arch = "x86_64")]
 #[must_use]
 pub fn foreign_image(path: &Path) -> usize {
     let Ok(memory) = File::open(path) else { return 0 };
-    crate::inject::look_at_image(&memory)
+    crate::arch::look_at_image(&memory)
 }

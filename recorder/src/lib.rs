@@ -11,15 +11,9 @@
 //! One recorder belongs to one traced process. It trusts nothing that it reads from the ring or from `/proc`, never
 //! blocks the process, and whatever it has written is readable if it is killed.
 #![deny(unsafe_code)]
-#![cfg_attr(
-    not(target_arch = "x86_64"),
-    allow(
-        dead_code,
-        reason = "what reads the stacks of running processes, and attaches to them late, is for x86-64"
-    )
-)]
 #![warn(clippy::print_stderr, reason = "`say` keeps terminals from obeying names")]
 
+mod arch;
 pub mod attach;
 mod autograd;
 mod book;
@@ -27,7 +21,6 @@ mod card;
 mod daemon;
 mod decode;
 mod drain;
-mod foreign;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -37,8 +30,6 @@ mod growth;
 mod handed_out;
 mod heartbeat;
 mod held;
-#[cfg(target_arch = "x86_64")]
-mod inject;
 mod job;
 pub mod late;
 pub mod left;
@@ -59,10 +50,7 @@ mod pages;
 mod pidfd;
 mod pjrt;
 mod process;
-#[cfg(target_arch = "x86_64")]
-mod ptrace;
 pub mod python_lines;
-mod python_stacks;
 mod record;
 mod room;
 pub mod segments;
@@ -72,19 +60,14 @@ mod suspended;
 mod symbol_files;
 pub mod symbolise;
 mod symbols;
-#[cfg(target_arch = "x86_64")]
-mod thread_copy;
 mod thread_stack;
-#[cfg_attr(not(target_arch = "x86_64"), path = "thread_stacks_elsewhere.rs")]
-pub mod thread_stacks;
 mod ticks;
 mod translate;
-#[cfg(target_arch = "x86_64")]
-mod unwind;
 mod whole;
 mod witness;
 mod write;
 
+pub use arch::{MISSING_HERE, thread_stacks};
 pub use card::Holder;
 pub use daemon::{daemon_main, variable};
 pub use gpus::{Gpu, Gpus};

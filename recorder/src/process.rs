@@ -172,10 +172,7 @@ impl Target {
             0 => parse_stat(&self.text("stat")?)?.start_time,
             known => known,
         };
-        // Both count from boot, sleep included; a tick is 10 ms on every Linux (proc(5), USER_HZ).
-        let uptime: f64 = fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
-        let age = Duration::try_from_secs_f64(uptime - start_time as f64 / 100.0).ok()?;
-        Moment::now().before(age)
+        began(start_time, || fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok())
     }
 
     fn executable(&self) -> String {
@@ -465,6 +462,18 @@ fn parse_stat(stat: &str) -> Option<Stat> {
     })
 }
 
+/// When a process began whose `/proc/PID/stat` has this start time, by what says how many seconds ago the machine was started.
+///
+/// The clock is read first: a recorder that has to wait for a processor after that takes its process for older than it is. The other way
+/// round it would take the process for younger than what the process has recorded, as another program (`exec`), under the same name, and
+/// refuse to record it again.
+fn began(start_time: u64, uptime: impl FnOnce() -> Option<f64>) -> Option<Moment> {
+    let now = Moment::now();
+    // Both count from boot, sleep included; a tick is 10 ms on every Linux (proc(5), USER_HZ).
+    let age = Duration::try_from_secs_f64(uptime()? - start_time as f64 / 100.0).ok()?;
+    now.before(age)
+}
+
 /// Clock ticks on a processor, in `/proc/PID/stat`: of the process and of the children that it has waited for.
 pub(crate) fn cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(14 - 3);
@@ -599,6 +608,26 @@ mod tests {
         }
         assert_eq!(words(b"sshd: me [priv]\0\0\0\0\0\0\0\0\0"), ["sshd: me [priv]"]);
         assert!(words(&[0; 30]).concat().is_empty());
+    }
+
+    #[test]
+    fn a_recorder_that_waits_for_a_processor_takes_its_process_for_no_younger() {
+        use std::process::{Command, Stdio};
+
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat");
+        let has_begun = Moment::now();
+        let start_time = stat(child.id()).expect("it waits").start_time;
+        let began = began(start_time, || {
+            let wait = || std::thread::sleep(Duration::from_millis(300));
+            wait();
+            let uptime = fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok();
+            wait();
+            uptime
+        });
+        drop(child.stdin.take());
+        child.wait().expect("ours");
+        let tick = Duration::from_millis(10);
+        assert!(began.and_then(|began| began.before(tick)).expect("known").monotonic <= has_begun.monotonic);
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! neither CUDA nor any file format. A process that dies at any instruction leaves everything committed readable.
 #![no_std]
 
+mod arch;
 pub mod brief;
 pub mod clock;
 pub mod control;

@@ -43,6 +43,8 @@ timeout "${ARM_SETUP_SECONDS:-600}" mmdebstrap --variant=extract --architectures
   --dpkgopt='path-exclude=/usr/bin/qemu-*' --dpkgopt='path-include=/usr/bin/qemu-aarch64' --dpkgopt='path-exclude=/usr/bin/*-lto-dump-*' \
   --include=base-files,dash,coreutils,sed,grep,findutils,util-linux,qemu-user,rustc,cargo,gcc,libc6-dev,g++-aarch64-linux-gnu \
   "$suite" "$folder/debian" "$mirror" >"$folder/setup.log" 2>&1 || missing "no Debian $suite from $mirror: $folder/setup.log"
+# Made by a user who is not root, it belongs to one of that user's other numbers (subuid(5)).
+[ -w "$folder/debian" ] || missing "$folder/debian is not ours: try it as root"
 mkdir -p "$folder/debian/opt/arm/bin" "$folder/debian/opt/arm/protected"
 for name in cc gcc; do
   printf '#!/bin/sh\nexec /usr/bin/aarch64-linux-gnu-gcc -mbranch-protection=standard "$@"\n' >"$folder/debian/opt/arm/protected/$name"

@@ -1,5 +1,6 @@
 //! Builds the programs of the scenarios and runs them, alone or recorded.
 
+use crate::emulation::name_of_traces;
 use crate::processes::*;
 use crate::scenarios::*;
 use crate::traces::*;
@@ -189,7 +190,7 @@ impl Workshop {
             .env("TORTURE_USAGE", &usage)
             .env("TORTURE_FOLDER", &folder)
             .env("GPUTRACE_RECORDER", self.folder.join("gputrace"))
-            .env("GPUTRACE_OUTPUT", traces.join("%p.%t.gtr"))
+            .env("GPUTRACE_OUTPUT", traces.join(name_of_traces()))
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .stdin(Stdio::null())
             .stdout(fs::File::create(&out).expect("a file"))

@@ -134,11 +134,10 @@ fn environment(list_hooks: bool) -> Section {
 /// What is missing on this processor.
 fn processor(section: Section) -> Section {
     let section = section.fact("processor", "processor", Value::text(std::env::consts::ARCH));
-    if cfg!(target_arch = "x86_64") {
-        return section;
+    match gputrace_recorder::MISSING_HERE {
+        Some(missing) => section.line(Mood::Warning, missing.to_owned()),
+        None => section,
     }
-    let missing = "on this processor, gputrace cannot attach to a process that was started without libgputrace.so (start it with LD_PRELOAD=libgputrace.so GPUTRACE=dormant), and cannot read the stacks of running processes (`gputrace stacks`, `--hang-after`)";
-    section.line(Mood::Warning, missing.to_owned())
 }
 
 fn library(section: Section, glibc: Option<(u32, u32)>, list_hooks: bool) -> Section {

@@ -11,11 +11,11 @@
 //! Not stopped: a thread that another tracer has, one that is stopped (`SIGSTOP`), one that waits in the kernel and cannot be
 //! interrupted (`D`: also the parent of `vfork`).
 
-use crate::foreign::Foreign;
+use super::foreign::Foreign;
+use super::ptrace::{Held, Stop, Urgent};
+use super::unwind::{Moment, RBP, RBX, RIP, RSP, Registers};
 use crate::opened::text_of_proc;
-use crate::ptrace::{Held, Stop, Urgent};
 use crate::thread_stack::How;
-use crate::unwind::{Moment, RBP, RBX, RIP, RSP, Registers};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,10 @@
 //! Which thread of the other process can be borrowed for a moment, and when: one that is at a call into the kernel, and not inside of
 //! the loader, of an allocator, of `fork` or of a signal handler, so that what it is given to do meets nothing half done.
 
+use super::super::ptrace::{Held, Registers, Stop};
 use super::chain::Pieces;
 use super::image::{Image, bytes, word};
 use super::maps::{Map, Maps};
-use crate::ptrace::{Held, Registers, Stop};
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
 

@@ -3,15 +3,15 @@
 //! A thread that waits is not stopped, one that runs stands still for some tenths of a millisecond (`thread_copy.rs`). Native frames are
 //! unwound from the copies (`unwind.rs`), and the frames of the interpreter are replaced by the Python frames that they run.
 
-use crate::foreign::{Foreign, remedy};
+use super::foreign::{Foreign, remedy};
+use super::python_stacks::{Frame as RawFrame, Line, Python, Reader};
+use super::thread_copy::{self, Copied, Status};
+use super::unwind::Unwinder;
 use crate::limits;
 use crate::merge_stack::{INTERPRETER_FRAME, MergedFrame, merge_stack};
 use crate::process::{self, AddressSpace, Fate, Target};
-use crate::python_stacks::{Frame as RawFrame, Line, Python, Reader};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{self, CLibrary, Patience, Symbols};
-use crate::thread_copy::{self, Copied, Status};
-use crate::unwind::Unwinder;
 use gputrace_schemas::event::{Frame, Module, ModuleId};
 use std::collections::HashMap;
 use std::fs;

@@ -18,9 +18,9 @@ mod image;
 mod maps;
 mod threads;
 
+use super::ptrace::{first_code, given};
 use crate::attach::Refusal;
 use crate::opened::{self, Access, Descriptors, Expected, Links, Taken, users_of};
-use crate::ptrace::{first_code, given};
 use chain::{Argument, Pieces, Step};
 use gputrace_ring::late;
 use image::Image;
@@ -550,7 +550,7 @@ fn refuse_by_status(pid: u32) -> Result<(), Refusal> {
 
 /// As a child does between `vfork` and `exec`: what is done to its memory would be done to its parent's.
 fn shares_memory_with_parent(pid: u32, parent: &str) -> bool {
-    parent.parse().is_ok_and(|parent: u32| parent != 0 && crate::ptrace::share_memory(pid, parent))
+    parent.parse().is_ok_and(|parent: u32| parent != 0 && super::ptrace::share_memory(pid, parent))
 }
 
 /// Why the kernel does not let us.

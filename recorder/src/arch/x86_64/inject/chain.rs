@@ -4,7 +4,7 @@
 //! interrupted. So one change of registers is all that we do to the thread: from there on it needs nobody, and comes back
 //! whatever becomes of us.
 
-use crate::ptrace::Registers;
+use super::super::ptrace::Registers;
 
 /// Bytes of a frame: `struct ucontext` of the kernel (arch/x86/include/uapi/asm/{ucontext,sigcontext}.h).
 const FRAME: usize = 304;

@@ -1,8 +1,8 @@
 //! Stacks of processes that are started for it.
 
+use super::super::ptrace::Held;
 #[cfg(test)] // `tests/tidy.rs` looks for it: variables of tests alone are in no table.
 use super::*;
-use crate::ptrace::Held;
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};

@@ -5,7 +5,7 @@
 //! readings in a row are the same. Every read is bounded, and nothing that was read is believed before it was checked: a code
 //! object must be of CPython's type for code, a text of its type for texts.
 
-use crate::foreign::{Foreign, LEAST_ADDRESS};
+use super::foreign::{Foreign, LEAST_ADDRESS};
 use crate::process::{AddressSpace, Fate, Target};
 use crate::python_lines::line_at;
 use gputrace_ring::python_offsets::{
