@@ -14,6 +14,7 @@ mod layout;
 mod nodes;
 mod offload;
 mod optimizer;
+mod order;
 mod precision;
 mod program;
 pub mod spelling;
@@ -347,6 +348,14 @@ impl Edits {
             margins.widen(OF_CONVOLUTIONS);
         }
         margins
+    }
+
+    /// Whether all ends of what is not known come to the same program: then one of them is enough.
+    #[must_use]
+    pub fn has_one_end(&self) -> bool {
+        self.precision.is_none()
+            && self.lora.is_none()
+            && self.offload != Some(Offload::Activations)
     }
 
     /// Whether the optimizer's requests follow from the gradients, and not from the recording.
