@@ -9,6 +9,9 @@
 
 mod checkpoint;
 mod gradients;
+mod holds;
+#[cfg(test)]
+mod holds_tests;
 mod layers;
 mod layout;
 mod nodes;
@@ -262,8 +265,8 @@ impl Edits {
             precision::adapt(&mut program, rank, end, &mut changes)?;
         }
         if let Some(share) = self.freeze {
-            let n =
-                gradients::freeze(&mut program, &|number, n| (number as f64) < (share * n as f64).floor())?;
+            let is_frozen = |number, n| (number as f64) < (share * n as f64).floor();
+            let n = gradients::freeze(&mut program, &is_frozen, end)?;
             changes.note(
                 Sure::Range,
                 format!("{n} parameters are frozen: no gradient, no state, and the backward pass ends at the first trained one"),
@@ -355,6 +358,7 @@ impl Edits {
     pub fn has_one_end(&self) -> bool {
         self.precision.is_none()
             && self.lora.is_none()
+            && self.freeze.is_none()
             && self.offload != Some(Offload::Activations)
     }
 

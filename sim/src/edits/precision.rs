@@ -324,15 +324,12 @@ pub(super) fn adapt(
         n_adapted = n_adapted.max(adapted.len());
         let all: FxHashSet<usize> = step.gradients.iter().copied().collect();
         removed.extend(without_gradients(program, step, &all, None));
-        release_factors(program, step, &all);
+        release_factors(program, step, &all, end);
         let mut own = vec![];
         for product in &adapted {
             let output = program.tensors[product.output];
-            let vector = product.bias.clamp(4, product.weight).min(product.weight);
-            // Sides of the matrix: its bias is as long as one of them, else it is taken to be square.
-            let elements = product.weight / 4;
-            let out = if product.bias > 0 { vector / 4 } else { elements.isqrt().max(1) };
-            let sides = [(elements / out.max(1)).max(1) * rank * 4, out * rank * 4];
+            let (inner, outer) = sides(product);
+            let sides = [inner * rank * 4, outer * rank * 4];
             // Its output, the same scaled, and the sum, which takes the place of the recorded output.
             let at = output.born;
             added.push(Program::tensor(output.bytes, Purpose::Temporary, Phase::Forward, at + 1, at + 3));
@@ -398,8 +395,32 @@ pub(super) fn adapt(
     Ok(())
 }
 
+/// Elements along the sides of a product's matrix: its bias is as long as one of them, else it is taken to be square. What is as large as the
+/// matrix is not a bias but a part of its gradient, as where it is used twice.
+fn sides(product: &Product) -> (u64, u64) {
+    /// No layer is narrower.
+    const NARROWEST: u64 = 8;
+    let (elements, bias) = (product.weight / 4, product.bias / 4);
+    let is_side = bias > 0 && elements.is_multiple_of(bias) && elements / bias >= NARROWEST;
+    let outer = if is_side { bias } else { elements.isqrt().max(1) };
+    ((elements / outer).max(1), outer)
+}
+
 /// The gradient of a product's input is as large as what its node asks for first.
 fn input_bytes(program: &Program<'_>, product: &Product) -> u64 {
     let first = program.born_within(product.node.0, product.node.0 + 1);
     program.tensors[first].first().map_or(0, |it| it.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bias_shows_a_side_and_a_part_of_the_gradient_does_not() {
+        let product = |weight, bias| Product { output: 0, weight, bias, node: (0, 0) };
+        assert_eq!(sides(&product(4 * 768 * 3072, 4 * 3072)), (768, 3072));
+        assert_eq!(sides(&product(4 * 768 * 768, 0)), (768, 768));
+        assert_eq!(sides(&product(4 * 768 * 768, 4 * 768 * 768)), (768, 768));
+    }
 }
