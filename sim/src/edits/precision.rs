@@ -7,6 +7,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::gradients::{release_factors, without_gradients};
+use super::holds::Holds;
 use super::nodes::{Class, Nodes, Product, parts, products};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, End, Sure, Unfit};
@@ -78,6 +79,12 @@ pub(super) fn cast(
     program.tensors.append(&mut casting.added);
     program.settle();
     changes.note(Sure::Range, "the recorded run is assumed to be in 32 bits; the format of an operation follows from its autograd node, and other kernels may need other workspaces");
+    if precision != Precision::Bf16 {
+        changes.note(
+            Sure::Range,
+            "sums and what passes on its input may be in either format: at least in 16 bits, at most in 32",
+        );
+    }
     if precision == Precision::Bf16 {
         changes.note(
             Sure::Range,
@@ -121,11 +128,12 @@ impl Casting {
         let is_kept = |it: &Tensor| it.freed > start && it.freed != NEVER;
         let mut halves: FxHashSet<usize> = FxHashSet::default();
         let mut is_half_at: FxHashMap<u32, bool> = FxHashMap::default();
-        // Tensors in 32 bits that are alive, by size; what the next product takes is the last of them.
+        // Until when variables hold tensors in 32 bits, by size: a sum may take one of them. What autograd alone keeps, no sum takes.
         let mut full: FxHashMap<u64, u64> = FxHashMap::default();
         let mut last: Option<Last> = None;
         let mut input: Option<usize> = None;
         let recorded: Vec<Tensor> = program.tensors[own.clone()].to_vec();
+        let holds = Holds::of(program, own.clone(), start);
         for index in own.clone() {
             let it = recorded[index - own.start];
             if it.phase != Phase::Forward
@@ -137,7 +145,7 @@ impl Casting {
             }
             let class = self.nodes.class(it.stack);
             let lasts_half = last.is_some_and(|last| last.is_half);
-            let joins = full.get(&it.bytes).is_some_and(|freed| *freed > it.born);
+            let joins = full.get(&it.bytes).is_some_and(|until| *until > it.born);
             let is_half = match class {
                 Class::Half => true,
                 Class::Full => false,
@@ -148,6 +156,7 @@ impl Casting {
             };
             let is_half = match (class, self.end) {
                 (Class::Gathers | Class::Follows | Class::Joins, End::Most) => false,
+                (Class::Gathers | Class::Follows | Class::Joins, End::Least) => !halves.is_empty(),
                 _ => is_half,
             };
             match (class, last) {
@@ -181,8 +190,9 @@ impl Casting {
             if is_half {
                 halves.insert(index);
             } else {
-                let freed = full.entry(it.bytes).or_insert(0);
-                *freed = (*freed).max(it.freed);
+                let until = if is_kept(&it) { holds.until(program, index, End::Most) } else { it.freed };
+                let held = full.entry(it.bytes).or_insert(0);
+                *held = until.max(*held);
             }
             is_half_at.insert(self.nodes.frames(it.stack), is_half);
             last = Some(Last { index, is_half });
