@@ -296,7 +296,7 @@ impl Edits {
             }
         }
         if let Some(layout) = self.layout {
-            layout::spread(&mut program, layout, optimizer, updates_again, &mut changes)?;
+            layout::spread(&mut program, layout, optimizer, updates_again, end, &mut changes)?;
         } else if updates_again {
             let (optimizer, way) = optimizer.ok_or_else(unknown_optimizer)?;
             optimizer::install(&mut program, optimizer, way, &|sizes| sizes);
@@ -359,6 +359,7 @@ impl Edits {
         self.precision.is_none()
             && self.lora.is_none()
             && self.freeze.is_none()
+            && !matches!(self.layout, Some(Layout::Fsdp(_)))
             && self.offload != Some(Offload::Activations)
     }
 
