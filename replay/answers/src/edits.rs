@@ -4,7 +4,7 @@ use gputrace_analyse::roles::{Places, Role, places};
 use gputrace_report::model::{Mood, Part, Section, Table, Value};
 use gputrace_schemas::event::{Bytes, StackId};
 use gputrace_sim::bytes::iec;
-use gputrace_sim::cores::on_all_cores;
+use gputrace_sim::cores::{both, on_all_cores};
 use gputrace_sim::edits::{Changes, Edits, End, Known, Phase, Program, Purpose, Sure, Understood, Unfit};
 use gputrace_sim::ops::{AllocId, OpStream};
 use gputrace_sim::simulator::Outcome;
@@ -72,6 +72,8 @@ fn phase(places: Places) -> Phase {
 
 /// An edit that saves less of the peak does not help.
 const HELPS: f64 = 0.01;
+/// A difference of the allocated peak that does not change how memory is reserved.
+const AS_MUCH: f64 = 0.02;
 
 /// What is asked of a program.
 #[derive(Clone, Debug, Default)]
@@ -129,11 +131,11 @@ pub fn whatif(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Resu
     Ok(Reply { part: Part { title: path.to_owned(), sections, ..Part::default() }, json })
 }
 
-/// The program with edits, and where something is not known also with the least and the most of it; the likeliest first.
+/// The program with edits, and where the ends of what is not known differ also with the least and the most of it; the likeliest first.
 pub(super) fn edited(program: &Program<'_>, edits: &Edits) -> Result<Vec<(OpStream, Changes)>, Unfit> {
     let apply = |end: End| edits.apply(program, end).map(|(program, changes)| (program.stream(), changes));
     let best = apply(End::Best)?;
-    if best.1.sure() == Sure::Certain {
+    if best.1.sure() == Sure::Certain || edits.has_one_end() {
         return Ok(vec![best]);
     }
     let others = on_all_cores(2, |index| Some(apply([End::Least, End::Most][index])));
@@ -196,8 +198,8 @@ impl Device {
     fn of(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Device, String> {
         let understood = understood(source, stream)?;
         let program = Program::of(stream, &understood).map_err(|why| why.0)?;
-        let bench = Bench::new(stream, asked.machine)?;
-        let edited = edited(&program, &asked.edits).map_err(|why| why.0)?;
+        let (edited, bench) = both(|| edited(&program, &asked.edits), || Bench::new(stream, asked.machine));
+        let (bench, edited) = (bench?, edited.map_err(|why| why.0)?);
         let recorded_policy = (stream.settings.policy, stream.settings.options.as_deref().unwrap_or(""));
         let policies = asked.policies.iter().map(|policy| policy.split_once(':').unwrap_or((policy, "")));
         let policies: Vec<_> =
@@ -356,6 +358,14 @@ pub(super) fn answered(
         let other = Peaks::of(&other);
         reserved = (reserved.0.min(other.reserved), reserved.1.max(other.reserved));
         allocated = (allocated.0.min(other.allocated), allocated.1.max(other.allocated));
+    }
+    // Where as much is in use as before, as much may be reserved as before: how free memory is cut up depends on small tensors.
+    if sure != Sure::Certain {
+        let before = bench.laboratory.guess(&question).map_err(|error| error.to_string())?;
+        let before = Peaks::of(&before);
+        if before.allocated.abs_diff(peaks.allocated) as f64 <= AS_MUCH * before.allocated as f64 {
+            reserved = (reserved.0.min(before.reserved), reserved.1.max(before.reserved));
+        }
     }
     let margins = edited[0].1.margins(sure);
     let simulated = best.simulated(question, answer);

@@ -23,6 +23,7 @@ pub(super) fn checkpoint(
     let (mut numbers, mut dropped) = (vec![], 0u64);
     let (mut again, mut forward) = (0, 0);
     let (mut of_layers, mut of_all) = (0u64, 0u64);
+    let mut is_uneven = false;
     let mut names: Vec<String> = vec![];
     let steps: Vec<Step> = program.steps.iter().flat_map(|step| step.micro_batches(program)).collect();
     let n_steps = steps.len();
@@ -36,6 +37,15 @@ pub(super) fn checkpoint(
         of_layers += sum(&mut members.map(|index| &program.tensors[*index]));
         let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
         numbers.push(n);
+        is_uneven |= stretches.iter().any(|stretch| {
+            let of_each = stretch
+                .layers
+                .iter()
+                .map(|layer| sum(&mut layer.iter().map(|index| &program.tensors[*index])));
+            let (least, most) =
+                of_each.fold((u64::MAX, 0), |(least, most), it| (it.min(least), it.max(most)));
+            most / 2 > least
+        });
         let mut first = 0;
         let own = &program.tensors[program.born_within(step.begin, step.passes[0].0 + 1)];
         // The first step waits for what is loaded once.
@@ -95,6 +105,12 @@ pub(super) fn checkpoint(
     if sure == Sure::Guess {
         let least = numbers.iter().min().copied().unwrap_or(0);
         changes.note(Sure::Guess, format!("a step has {least} layers that repeat, and another {most}"));
+    }
+    if is_uneven {
+        changes.note(
+            Sure::Guess,
+            "layers that repeat keep different amounts: it is assumed that each does what the others do",
+        );
     }
     if dropped > 0 {
         changes.note(

@@ -2,8 +2,9 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::Unfit;
+use super::holds::Holds;
 use super::program::{NEVER, Phase, Program, Purpose, Tensor};
+use super::{End, Unfit};
 
 /// Copies of a micro-batch beyond this many change nothing: each asks for the same.
 const MOST_COPIES: u64 = 3;
@@ -173,6 +174,7 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
 pub(super) fn freeze(
     program: &mut Program<'_>,
     is_frozen: &dyn Fn(usize, usize) -> bool,
+    end: End,
 ) -> Result<usize, Unfit> {
     if !program.knows_order {
         return Err(Unfit(
@@ -183,23 +185,80 @@ pub(super) fn freeze(
     let (steps, mut n_frozen) = (program.steps.clone(), 0);
     for (number, step) in steps.iter().enumerate() {
         let n = step.gradients.len();
+        let in_order = in_order_of_model(program, &step.gradients);
         let (frozen, trained): (Vec<usize>, Vec<usize>) = (0..n).partition(|number| is_frozen(*number, n));
         n_frozen = n_frozen.max(frozen.len());
-        let frozen: FxHashSet<usize> = frozen.into_iter().map(|number| step.gradients[number]).collect();
-        let trained: Vec<usize> = trained.into_iter().map(|number| step.gradients[number]).collect();
+        let frozen: FxHashSet<usize> = frozen.into_iter().map(|number| in_order[number]).collect();
+        let trained: Vec<usize> = trained.into_iter().map(|number| in_order[number]).collect();
         let Some(last) = trained.iter().map(|index| program.tensors[*index].node).max() else {
             return Err(Unfit("nothing would be trained".into()));
         };
         removed.extend(without_gradients(program, step, &frozen, Some(last)));
-        removed.extend(without_frozen_branches(program, step, &trained));
-        release_factors(program, step, &frozen);
-        release_unsaved(program, step, last);
+        removed.extend(without_frozen_branches(program, step, &trained, end));
+        release_factors(program, step, &frozen, end);
+        release_unsaved(program, step, last, end);
         let trained: FxHashSet<usize> = trained.into_iter().collect();
         program.steps[number].gradients.retain(|index| trained.contains(index));
     }
     program.retain(|index, _| !removed.contains(&index));
     program.settle();
     Ok(n_frozen)
+}
+
+/// Gradients in the order of the model's parameters. An optimizer with groups clears them group by group, and each group is in that order: the
+/// births of its gradients descend, as the backward pass goes from the last parameter to the first. Groups are merged by them.
+fn in_order_of_model(program: &Program<'_>, cleared: &[usize]) -> Vec<usize> {
+    let births: Vec<u64> = cleared.iter().map(|index| program.tensors[*index].born).collect();
+    let groups = groups_of(&births);
+    if groups.len() < 2 {
+        return cleared.to_vec();
+    }
+    // The gradient of a parameter that is used twice, first and last, may be born out of turn: those after it in its group come after it.
+    let mut keys = births;
+    for group in &groups {
+        let mut most = 0;
+        for at in group.clone().rev() {
+            most = most.max(keys[at]);
+            keys[at] = most;
+        }
+    }
+    let mut order: Vec<usize> = (0..cleared.len()).collect();
+    order.sort_by_key(|at| std::cmp::Reverse(keys[*at]));
+    order.into_iter().map(|at| cleared[at]).collect()
+}
+
+/// Where births that descend begin again near the top, a group begins, unless it covers another part of the backward pass: then it is another
+/// part of the model.
+fn groups_of(births: &[u64]) -> Vec<std::ops::Range<usize>> {
+    let whole = std::iter::once(0..births.len());
+    let (Some(least), Some(most)) = (births.iter().min(), births.iter().max()) else {
+        return whole.collect();
+    };
+    let jump = (most - least) / 2;
+    // A single one out of turn is no group.
+    let least_members = (births.len() / 10).max(2);
+    let mut groups: Vec<std::ops::Range<usize>> = vec![];
+    let mut begin = 0;
+    for at in 1..births.len() {
+        if births[at] > births[at - 1].saturating_add(jump) && at - begin >= least_members {
+            groups.push(begin..at);
+            begin = at;
+        }
+    }
+    groups.push(begin..births.len());
+    let middle = |group: &std::ops::Range<usize>| {
+        let mut own = births[group.clone()].to_vec();
+        own.sort_unstable();
+        (own[own.len() / 4], own[own.len() * 3 / 4])
+    };
+    let is_beside = |two: &[std::ops::Range<usize>]| {
+        let (one, other) = (middle(&two[0]), middle(&two[1]));
+        one.0 < other.1 && other.0 < one.1
+    };
+    match groups.windows(2).all(is_beside) && groups[groups.len() - 1].len() >= least_members {
+        true => groups,
+        false => whole.collect(),
+    }
 }
 
 /// Which operation of a backward pass frees what the forward pass kept.
@@ -210,10 +269,12 @@ struct Kept {
     tensors: Vec<(usize, usize)>,
     /// The backward pass.
     pass: (u64, u64),
+    holds: Holds,
+    end: End,
 }
 
 impl Kept {
-    fn of(program: &Program<'_>, step: &super::program::Step) -> Kept {
+    fn of(program: &Program<'_>, step: &super::program::Step, which: End) -> Kept {
         let (start, end) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
         let mut nodes: Vec<(u64, u32)> = vec![];
         for it in program.tensors[program.born_within(start, end + 1)].iter().filter(|it| it.node > 0) {
@@ -228,18 +289,17 @@ impl Kept {
         };
         let node_at = |freed: u64| nodes.partition_point(|(begun, _)| *begun <= freed).checked_sub(1);
         let forward = program.born_within(step.begin, start);
-        let kept = forward.filter(|index| is_kept(&program.tensors[*index]));
+        let kept = forward.clone().filter(|index| is_kept(&program.tensors[*index]));
         let tensors =
             kept.filter_map(|index| Some((node_at(program.tensors[index].freed)?, index))).collect();
-        Kept { nodes, tensors, pass: (start, end) }
+        let holds = Holds::of(program, forward, start);
+        Kept { nodes, tensors, pass: (start, end), holds, end: which }
     }
 
-    /// Frees a tensor of the forward pass soon after it was made.
+    /// Frees a tensor of the forward pass when no variable holds it any more.
     fn release(&self, program: &mut Program<'_>, index: usize) {
-        let next = program.tensors[index + 1..].iter().find(|it| it.phase == Phase::Forward);
-        let freed = next.map_or(u64::MAX, |it| it.born + 1).min(self.pass.0 - 1);
-        let tensor = &mut program.tensors[index];
-        tensor.free_at(freed.max(tensor.born + 1));
+        let until = self.holds.until(program, index, self.end);
+        program.tensors[index].free_at(until);
     }
 }
 
@@ -250,9 +310,10 @@ fn without_frozen_branches(
     program: &mut Program<'_>,
     step: &super::program::Step,
     trained: &[usize],
+    end: End,
 ) -> FxHashSet<usize> {
     let of_trained: FxHashSet<u32> = trained.iter().map(|index| program.tensors[*index].node).collect();
-    let kept = Kept::of(program, step);
+    let kept = Kept::of(program, step, end);
     let born = |index: usize| program.tensors[index].born;
     let of_trained_nodes = kept.tensors.iter().filter(|(node, _)| of_trained.contains(&kept.nodes[*node].1));
     let Some(first) = of_trained_nodes.map(|(_, index)| born(*index)).min() else {
@@ -289,14 +350,26 @@ pub(super) fn release_factors(
     program: &mut Program<'_>,
     step: &super::program::Step,
     frozen: &FxHashSet<usize>,
+    end: End,
 ) {
     let names = &program.stacks().nodes;
-    let is_product = |index: &&usize| {
-        names.get(&program.tensors[**index].stack).is_some_and(|name| name.starts_with("Mul"))
+    let is_called =
+        |tensor: &Tensor, start: &str| names.get(&tensor.stack).is_some_and(|name| name.starts_with(start));
+    let kept = Kept::of(program, step, end);
+    let products: FxHashSet<u32> = program.tensors[program.born_within(kept.pass.0, kept.pass.1 + 1)]
+        .iter()
+        .filter(|it| it.node > 0 && is_called(it, "Mul"))
+        .map(|it| it.node)
+        .collect();
+    // The product's own gradient, or one that was cast on its way: the parameter was cast before it was multiplied.
+    let product_of = |index: &usize| {
+        let it = &program.tensors[*index];
+        match is_called(it, "ToCopy") {
+            true => it.node.checked_sub(1).filter(|before| products.contains(before)),
+            false => Some(it.node).filter(|own| products.contains(own)),
+        }
     };
-    let of_products: FxHashSet<u32> =
-        frozen.iter().filter(is_product).map(|index| program.tensors[*index].node).collect();
-    let kept = Kept::of(program, step);
+    let of_products: FxHashSet<u32> = frozen.iter().filter_map(product_of).collect();
     for (node, index) in &kept.tensors {
         if of_products.contains(&kept.nodes[*node].1) {
             kept.release(program, *index);
@@ -368,23 +441,22 @@ fn is_soon(later: u64, earlier: u64) -> bool {
 }
 
 /// What the forward pass kept for nodes after `last` is freed soon after it was made, as where nothing needs a gradient.
-fn release_unsaved(program: &mut Program<'_>, step: &super::program::Step, last: u32) {
-    let end_of_pass = step.passes[step.passes.len() - 1].1;
-    let of_pass = program.born_within(step.passes[0].0, end_of_pass + 1);
+fn release_unsaved(program: &mut Program<'_>, step: &super::program::Step, last: u32, end: End) {
+    let (start, end_of_pass) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
+    let of_pass = program.born_within(start, end_of_pass + 1);
     let over =
         program.tensors[of_pass].iter().filter(|it| it.node == last).map(|it| it.born).max().unwrap_or(0);
-    let of_forward = program.born_within(step.begin, step.passes[0].0);
-    let own = &mut program.tensors[of_forward];
-    let births: Vec<u64> = own.iter().filter(|it| it.phase == Phase::Forward).map(|it| it.born).collect();
+    let of_forward = program.born_within(step.begin, start);
+    let holds = Holds::of(program, of_forward.clone(), start);
     // The inputs of the last node are freed with it.
     let over = over + (4 << 32);
-    for tensor in own {
+    for index in of_forward {
+        let tensor = &program.tensors[index];
         let is_own =
             tensor.phase == Phase::Forward && matches!(tensor.purpose, Purpose::Activation | Purpose::Cache);
         if is_own && tensor.freed > over && tensor.freed <= end_of_pass + (8 << 32) {
-            let at = births.partition_point(|birth| *birth <= tensor.born);
-            let next = births.get(at + 1).copied().unwrap_or(step.passes[0].0);
-            tensor.free_at(next + 1);
+            let until = holds.until(program, index, end);
+            program.tensors[index].free_at(until);
         }
     }
 }
@@ -404,4 +476,25 @@ fn ends_of_nodes(program: &Program<'_>) -> Vec<u64> {
 /// When a gradient that is added to another is freed: when its node has ended.
 fn end_of(tensor: &Tensor, ends: &[u64]) -> u64 {
     ends.get(tensor.node as usize).copied().filter(|end| *end > tensor.born).unwrap_or(tensor.born + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::groups_of;
+
+    #[test]
+    fn groups_of_an_optimizer_begin_again_at_the_top() {
+        // The last layer first.
+        let one: Vec<u64> = (0..40).rev().collect();
+        assert_eq!(groups_of(&one).len(), 1);
+        // Matrices, then vectors.
+        let two: Vec<u64> =
+            (0..20).rev().map(|at| 2 * at).chain((0..20).rev().map(|at| 2 * at + 1)).collect();
+        assert_eq!(groups_of(&two).iter().map(|group| group.len()).collect::<Vec<_>>(), [20, 20]);
+        // Two towers, one after the other, and a parameter out of turn.
+        let towers: Vec<u64> = (0..20).rev().chain((20..40).rev()).collect();
+        assert_eq!(groups_of(&towers).len(), 1);
+        let early: Vec<u64> = std::iter::once(0).chain((1..40).rev()).collect();
+        assert_eq!(groups_of(&early).len(), 1);
+    }
 }

@@ -18,6 +18,9 @@ const SHORTEST: usize = 2;
 /// Stretches that are looked for in a forward pass: encoder, decoder, stages of a convolutional network.
 const MOST_STRETCHES: usize = 8;
 
+/// Layers that repeat keep more than one part in so many of what a forward pass keeps.
+const LEAST_PART: u64 = 100;
+
 /// Layers that repeat, in the order of the forward pass.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stretch {
@@ -38,12 +41,13 @@ pub(super) fn of(program: &Program<'_>, step: &Step) -> Vec<Stretch> {
         })
         .collect();
     let stacks: Vec<StackId> = forward.iter().map(|index| program.tensors[*index].stack).collect();
+    let bytes: Vec<u64> = forward.iter().map(|index| program.tensors[*index].bytes).collect();
     let mut free: Vec<Range<usize>> = Vec::from([Range { start: 0, end: forward.len() }]);
     let mut found: Vec<(Range<usize>, Vec<Range<usize>>)> = vec![];
     while found.len() < MOST_STRETCHES {
         let best =
             free.iter().cloned().filter_map(|range| longest(&stacks, range)).max_by_key(|run| run.length);
-        let Some(run) = best else { break };
+        let Some(run) = best.map(|run| innermost(&stacks, &bytes, run)) else { break };
         let within = free.iter().find(|range| range.contains(&run.start)).cloned().unwrap_or(0..0);
         let layers = layers_of(program.stacks(), &stacks, &run, &within);
         let whole = layers[0].start..layers[layers.len() - 1].end;
@@ -56,6 +60,13 @@ pub(super) fn of(program: &Program<'_>, step: &Step) -> Vec<Stretch> {
         found.push((whole, layers));
     }
     found.sort_by_key(|(whole, _)| whole.start);
+    // What keeps next to nothing for the backward pass is no layer, and has no number: a frozen encoder, steps of an embedding.
+    let kept = |own: Range<usize>| -> u64 {
+        let tensors = forward[own].iter().map(|index| &program.tensors[*index]);
+        tensors.filter(|it| it.freed > step.passes[0].0 && it.freed <= step.update).map(|it| it.bytes).sum()
+    };
+    let of_all = kept(0..forward.len());
+    found.retain(|(whole, _)| kept(whole.clone()).saturating_mul(LEAST_PART) > of_all);
     let stretch = |(whole, layers): (Range<usize>, Vec<Range<usize>>)| Stretch {
         name: name_of(program.stacks(), &stacks[whole]),
         layers: layers.into_iter().map(|layer| forward[layer].to_vec()).collect(),
@@ -77,7 +88,7 @@ pub(super) fn of_same_calls(program: &Program<'_>, step: &Step, stretches: &[Str
     let layers: FxHashSet<usize> =
         stretches.iter().flat_map(|stretch| stretch.layers.iter().flatten().copied()).collect();
     let is_called_so = |index: &usize| {
-        calls.iter().any(|call| outer(stacks, stack(index)).take(call.len()).eq(call.iter().copied()))
+        calls.iter().any(|call| frames(stacks, stack(index)).take(call.len()).eq(call.iter().copied()))
     };
     let forward = program.born_within(step.begin, step.passes[0].0);
     forward.filter(|index| !layers.contains(index) && is_called_so(index)).collect()
@@ -127,8 +138,7 @@ pub(super) fn keep_spans(program: &mut Program<'_>) {
 /// order of the parameters is known, the sizes decide at the edges.
 pub(super) fn of_gradients(program: &Program<'_>, step: &Step, spans: &[Span]) -> Vec<Option<usize>> {
     let gradients: Vec<&Tensor> = step.gradients.iter().map(|index| &program.tensors[*index]).collect();
-    let mut of: Vec<Option<usize>> =
-        gradients.iter().map(|it| spans.iter().position(|span| span.is_backward(it.born))).collect();
+    let mut of: Vec<Option<usize>> = gradients.iter().map(|it| innermost_span(spans, it.born)).collect();
     if !program.knows_order {
         return of;
     }
@@ -160,6 +170,12 @@ pub(super) fn of_gradients(program: &Program<'_>, step: &Step, spans: &[Span]) -
         }
     }
     of
+}
+
+/// The shortest of the spans in whose backward pass a moment is.
+fn innermost_span(spans: &[Span], at: u64) -> Option<usize> {
+    let around = spans.iter().enumerate().filter(|(_, span)| span.is_backward(at));
+    around.min_by_key(|(_, span)| span.backward.1 - span.backward.0).map(|(number, _)| number)
 }
 
 /// Layers whose parameters stand at about equal distances.
@@ -246,17 +262,32 @@ fn longest(stacks: &[StackId], within: Range<usize>) -> Option<Run> {
     best
 }
 
+/// Where the repeats of a run are of different sizes, as the levels of a network whose images shrink, the layers of one size within the first of
+/// them, if they are most of it.
+fn innermost(stacks: &[StackId], bytes: &[u64], run: Run) -> Run {
+    let alike = |run: &Run| {
+        let pairs = run.start..run.start + run.length - run.period;
+        let n = pairs.len().max(1);
+        pairs.filter(|at| bytes[*at] == bytes[at + run.period]).count() as f64 / n as f64
+    };
+    if alike(&run) > 0.5 {
+        return run;
+    }
+    let inner = longest(stacks, run.start..run.start + run.period);
+    inner.filter(|inner| inner.length * 5 >= run.period * 4 && alike(inner) > 0.9).unwrap_or(run)
+}
+
 /// Frames from the outermost.
-fn outer(stacks: &Stacks, stack: StackId) -> impl DoubleEndedIterator<Item = u32> + '_ {
+pub(super) fn frames(stacks: &Stacks, stack: StackId) -> impl DoubleEndedIterator<Item = u32> + '_ {
     let list = stacks.lists.get(stack.0 as usize).map_or(&[][..], |list| list);
     list.iter().rev().copied()
 }
 
 fn common_frames(stacks: &Stacks, of: &[StackId]) -> Vec<u32> {
-    let mut common: Vec<u32> = of.first().map(|stack| outer(stacks, *stack).collect()).unwrap_or_default();
+    let mut common: Vec<u32> = of.first().map(|stack| frames(stacks, *stack).collect()).unwrap_or_default();
     for stack in of {
         let same =
-            common.iter().zip(outer(stacks, *stack)).take_while(|(one, other)| **one == *other).count();
+            common.iter().zip(frames(stacks, *stack)).take_while(|(one, other)| **one == *other).count();
         common.truncate(same);
     }
     common
@@ -270,8 +301,8 @@ fn layers_of(stacks: &Stacks, of: &[StackId], run: &Run, within: &Range<usize>) 
     let window = &of[run.start..run.start + run.period];
     let common = common_frames(stacks, window);
     // The frame just inside of what all have in common.
-    let inside = |stack: StackId| outer(stacks, stack).nth(common.len());
-    let starts_so = |stack: StackId| outer(stacks, stack).take(common.len()).eq(common.iter().copied());
+    let inside = |stack: StackId| frames(stacks, stack).nth(common.len());
+    let starts_so = |stack: StackId| frames(stacks, stack).take(common.len()).eq(common.iter().copied());
     let known: FxHashSet<u32> = window.iter().filter_map(|stack| inside(*stack)).collect();
     let is_one = |at: usize| starts_so(of[at]) && inside(of[at]).is_some_and(|frame| known.contains(&frame));
     let mut functions =

@@ -5,7 +5,7 @@
 use super::layers;
 use super::optimizer::{Optimizer, Way, install};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
-use super::{Changes, Sure, Unfit, note_optimizer, unknown_optimizer};
+use super::{Changes, End, Sure, Unfit, note_optimizer, unknown_optimizer};
 use crate::ops::StreamIdx;
 
 /// How a program is spread over processes.
@@ -34,6 +34,7 @@ pub(super) fn spread(
     layout: Layout,
     optimizer: Option<(Optimizer, Way)>,
     updates_again: bool,
+    end: End,
     changes: &mut Changes,
 ) -> Result<(), Unfit> {
     match layout {
@@ -58,7 +59,7 @@ pub(super) fn spread(
         }
         Layout::Fsdp(n) => {
             let (optimizer, way) = optimizer.ok_or_else(unknown_optimizer)?;
-            let n_layers = shard(program, n)?;
+            let n_layers = shard(program, n, end)?;
             install(program, optimizer, way, &|sizes| {
                 sizes.into_iter().map(|bytes| part(bytes, n)).collect()
             });
@@ -151,7 +152,7 @@ struct Group {
 }
 
 /// Shards parameters, gradients and state, and gathers a layer's parameters while it runs. Gives back how many layers there are.
-fn shard(program: &mut Program<'_>, n: u64) -> Result<usize, Unfit> {
+fn shard(program: &mut Program<'_>, n: u64, end: End) -> Result<usize, Unfit> {
     let steps = program.steps.clone();
     let Some(first) = steps.iter().find(|step| !step.spans.is_empty()) else {
         return Err(Unfit(
@@ -174,7 +175,7 @@ fn shard(program: &mut Program<'_>, n: u64) -> Result<usize, Unfit> {
         group.members.push(member);
     }
     let (gather, scatter) = (program.new_stream(), program.new_stream());
-    let mut sharding = Sharding { sizes, n, gather, scatter, added: vec![] };
+    let mut sharding = Sharding { sizes, n, gather, scatter, added: vec![], end };
     sharding.init(program, &groups, &root);
     for step in &steps {
         sharding.step(program, step, &groups, &root);
@@ -196,6 +197,7 @@ struct Sharding {
     gather: StreamIdx,
     scatter: StreamIdx,
     added: Vec<Tensor>,
+    end: End,
 }
 
 impl Sharding {
@@ -224,6 +226,31 @@ impl Sharding {
                 program.tensors[index].free_at(at);
             }
         }
+        if self.end != End::Most {
+            self.shard_copies(program, begin);
+        }
+    }
+
+    /// Copies of all parameters, as those of which a mean is kept, are sharded as they are.
+    fn shard_copies(&self, program: &mut Program<'_>, begin: u64) {
+        let copies: Vec<usize> = program
+            .born_within(0, begin)
+            .filter(|index| {
+                let it = &program.tensors[*index];
+                it.purpose == Purpose::Parameter && it.phase == Phase::Outside
+            })
+            .collect();
+        let bytes = |index: &usize| program.tensors[*index].bytes;
+        let (mut of_copies, mut of_all): (Vec<u64>, Vec<u64>) =
+            (copies.iter().map(bytes).collect(), self.sizes.clone());
+        of_copies.sort_unstable();
+        of_all.sort_unstable();
+        if of_copies == of_all {
+            for index in copies {
+                let tensor = &mut program.tensors[index];
+                tensor.bytes = part(tensor.bytes, self.n);
+            }
+        }
     }
 
     /// The buffer of a group that is gathered, and its parameters from there.
@@ -250,7 +277,8 @@ impl Sharding {
     }
 
     fn free(&mut self, index: usize, at: &mut u64) {
-        *at += 1;
+        // What a layer shares with others, as a condition, may be freed in another order than the layers run.
+        *at = (*at).max(self.added[index].born) + 1;
         self.added[index].free_at(*at);
     }
 
@@ -281,7 +309,10 @@ impl Sharding {
                 self.free(buffer, &mut at);
             }
             prefetched = (number > 0).then(|| self.buffer(&layers[number - 1], &mut at));
-            let mut at = step.spans[number].backward.1 - (1 << 20);
+            // A group is reduced when the last of its gradients is there.
+            let born = |member: &usize| program.tensors[step.gradients[*member]].born;
+            let last = layers[number].members.iter().map(born).max().unwrap_or(0);
+            let mut at = (step.spans[number].backward.1 - (1 << 20)).max(last);
             parameters.into_iter().for_each(|index| self.free(index, &mut at));
             self.reduce(program, step, &layers[number], &mut scattered, &mut at);
         }

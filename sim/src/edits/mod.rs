@@ -9,11 +9,15 @@
 
 mod checkpoint;
 mod gradients;
+mod holds;
+#[cfg(test)]
+mod holds_tests;
 mod layers;
 mod layout;
 mod nodes;
 mod offload;
 mod optimizer;
+mod order;
 mod precision;
 mod program;
 pub mod spelling;
@@ -261,8 +265,8 @@ impl Edits {
             precision::adapt(&mut program, rank, end, &mut changes)?;
         }
         if let Some(share) = self.freeze {
-            let n =
-                gradients::freeze(&mut program, &|number, n| (number as f64) < (share * n as f64).floor())?;
+            let is_frozen = |number, n| (number as f64) < (share * n as f64).floor();
+            let n = gradients::freeze(&mut program, &is_frozen, end)?;
             changes.note(
                 Sure::Range,
                 format!("{n} parameters are frozen: no gradient, no state, and the backward pass ends at the first trained one"),
@@ -292,7 +296,7 @@ impl Edits {
             }
         }
         if let Some(layout) = self.layout {
-            layout::spread(&mut program, layout, optimizer, updates_again, &mut changes)?;
+            layout::spread(&mut program, layout, optimizer, updates_again, end, &mut changes)?;
         } else if updates_again {
             let (optimizer, way) = optimizer.ok_or_else(unknown_optimizer)?;
             optimizer::install(&mut program, optimizer, way, &|sizes| sizes);
@@ -347,6 +351,16 @@ impl Edits {
             margins.widen(OF_CONVOLUTIONS);
         }
         margins
+    }
+
+    /// Whether all ends of what is not known come to the same program: then one of them is enough.
+    #[must_use]
+    pub fn has_one_end(&self) -> bool {
+        self.precision.is_none()
+            && self.lora.is_none()
+            && self.freeze.is_none()
+            && !matches!(self.layout, Some(Layout::Fsdp(_)))
+            && self.offload != Some(Offload::Activations)
     }
 
     /// Whether the optimizer's requests follow from the gradients, and not from the recording.

@@ -1,39 +1,28 @@
 //! Memory of the host in place of the GPU's.
 
+use super::holds::Holds;
+use super::nodes::{Class, Nodes, parts};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, End, Sure, Unfit};
 
-/// What the forward pass keeps goes to pinned memory (`torch.autograd.graph.save_on_cpu`): each operation of the backward pass copies what it kept
-/// back when it runs, and frees it when it has run.
+/// What the forward pass keeps goes to pinned memory (`torch.autograd.graph.save_on_cpu`): each operation of the backward pass copies back what it
+/// kept itself when it runs, and frees it when it has run. Two operations that keep one tensor copy it twice.
 ///
 /// # Errors
 /// Nothing is kept.
 pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Changes) -> Result<(), Unfit> {
+    let nodes = Nodes::of(program);
     let mut added: Vec<Tensor> = vec![];
     let mut moved = 0u64;
-    let weight = program
-        .steps
-        .iter()
-        .flat_map(|step| &step.gradients)
-        .map(|index| program.tensors[*index].bytes)
-        .max();
     let steps: Vec<Step> = program.steps.iter().flat_map(|step| step.micro_batches(program)).collect();
     for step in steps {
         let start = step.passes[0].0;
-        let last = step.passes[step.passes.len() - 1].1;
-        let births: Vec<u64> =
-            program.tensors[program.born_within(step.begin, start)].iter().map(|it| it.born).collect();
-        // First requests of the operations of the backward pass.
-        let mut nodes: Vec<u64> = vec![];
-        let mut node = 0;
-        for it in &program.tensors[program.born_within(start, last + 1)] {
-            if it.node != node && it.node > 0 {
-                nodes.push(it.born);
-                node = it.node;
-            }
-        }
+        let operations = Operations::of(program, &step, &nodes);
+        let forward = program.born_within(step.begin, start);
+        let holds = Holds::of(program, forward.clone(), start);
+        let mut brought_back = vec![0; operations.all.len()];
         let mut sum = 0;
-        for index in program.born_within(step.begin, start) {
+        for index in forward {
             let it = program.tensors[index];
             let is_kept = matches!(it.phase, Phase::Forward)
                 && matches!(it.purpose, Purpose::Activation | Purpose::Cache)
@@ -43,20 +32,41 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
                 continue;
             }
             sum += it.bytes;
-            let begun = nodes.partition_point(|begun| *begun <= it.freed);
-            let back = if begun == 0 { start } else { nodes[begun - 1] };
+            let operation = operations.at(it.freed);
+            let back = operation.map_or(start, |at| operations.all[at].born);
+            if let Some(at) = operation {
+                brought_back[at] = it.bytes.max(brought_back[at]);
+            }
             let mut copy = it.within(back - 1, it.freed);
             copy.node = 0;
             added.push(copy);
-            let next = births.partition_point(|birth| *birth <= it.born);
-            program.tensors[index].free_at(births.get(next + 1).map_or(start - 1, |birth| birth + 1));
+            let until = holds.until(program, index, end);
+            // A tensor whose elements are not in the order of its shape, as in channels_last or transposed, is put in order on the GPU before
+            // it leaves.
+            if let Some(taken) = holds.taken_at(program, index).filter(|_| end == End::Most) {
+                added.push(it.within(taken + 1, taken + 2));
+            }
+            program.tensors[index].free_at(until);
         }
-        // Parameters that an operation keeps are copied back as well: at most the largest of them at a time.
-        let copied = match (end, weight) {
-            (End::Most, Some(bytes)) => bytes,
-            (End::Least | End::Best | End::Most, _) => 0,
-        };
-        added.push(Program::tensor(copied, Purpose::Temporary, Phase::Backward, start, last.max(start + 1)));
+        for (operation, brought) in operations.all.iter().zip(brought_back) {
+            let temporary = |bytes| {
+                Program::tensor(
+                    bytes,
+                    Purpose::Temporary,
+                    Phase::Backward,
+                    operation.born - 2,
+                    operation.over,
+                )
+            };
+            // What a product multiplies the gradient with: a weight, and its input, which is as large as the gradient that it makes of it.
+            let shares_input = operation.input.filter(|bytes| brought < bytes - bytes / 10);
+            if operation.weight > 0 {
+                added.push(temporary(operation.weight));
+                added.extend(shares_input.map(temporary));
+            } else if end == End::Most && operation.keeps {
+                added.extend(shares_input.map(temporary));
+            }
+        }
         moved = moved.max(sum);
     }
     if moved == 0 {
@@ -71,9 +81,75 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
     let mib = moved.div_ceil(1 << 20);
     changes.note(
         Sure::Range,
-        format!("{mib} MiB go to pinned host memory and back in every step; at most, an operation also copies its largest parameter back"),
+        format!("{mib} MiB go to pinned host memory and back in every step; a product also copies its weight back, and its input where another operation keeps that too"),
+    );
+    changes.note(
+        Sure::Range,
+        "at most, every tensor is transposed or channels_last, and put in order on the GPU before it leaves, and variables hold it until their function returns",
     );
     Ok(())
+}
+
+/// Operations of a backward pass that ask for memory, in their order.
+struct Operations {
+    all: Vec<Operation>,
+}
+
+struct Operation {
+    born: u64,
+    /// The next one begins.
+    over: u64,
+    /// Bytes of the largest gradient of a parameter, where it is a matrix product or convolution with one.
+    weight: u64,
+    /// Bytes of the gradient of its input.
+    input: Option<u64>,
+    /// It may keep its input.
+    keeps: bool,
+}
+
+impl Operations {
+    fn of(program: &Program<'_>, step: &Step, nodes: &Nodes) -> Operations {
+        let (start, last) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
+        let of_parameters = parts(program, step);
+        let own = program.born_within(start, last + 1);
+        let mut all: Vec<Operation> = vec![];
+        let mut number = 0;
+        for index in own {
+            let it = &program.tensors[index];
+            if it.node == 0 {
+                continue;
+            }
+            if it.node != number {
+                number = it.node;
+                if let Some(before) = all.last_mut() {
+                    before.over = it.born - 1;
+                }
+                let class = nodes.class(it.stack);
+                let over = last.max(start) + 1;
+                all.push(Operation {
+                    born: it.born,
+                    over,
+                    weight: 0,
+                    input: None,
+                    keeps: class != Class::Joins,
+                });
+            }
+            let Some(operation) = all.last_mut() else { continue };
+            if it.purpose == Purpose::Gradient || of_parameters.contains(&index) {
+                if nodes.class(it.stack) == Class::Half {
+                    operation.weight = it.bytes.max(operation.weight);
+                }
+            } else {
+                operation.input = operation.input.or(Some(it.bytes));
+            }
+        }
+        Operations { all }
+    }
+
+    /// The operation that runs at a moment.
+    fn at(&self, moment: u64) -> Option<usize> {
+        self.all.partition_point(|it| it.born <= moment).checked_sub(1)
+    }
 }
 
 /// The optimizer's state and its update are on the CPU: the GPU has neither.

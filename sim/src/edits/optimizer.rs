@@ -7,7 +7,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
+use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor, peak_of};
 use crate::ops::OpStream;
 
 /// An optimizer.
@@ -80,19 +80,14 @@ impl Recorded {
 /// What the optimizer held at most as recorded, and as [`install`] has it, where the two differ by more than half a percent of the program's
 /// peak: then these rules are not those of the recorded optimizer, and what follows from them is not certain.
 pub(super) fn not_reproduced(recorded: &Program<'_>) -> Option<(u64, u64)> {
-    let own = |program: &Program<'_>| {
-        let mut own = program.clone();
-        own.tensors.retain(|tensor| tensor.phase == Phase::Update);
-        own.peak().0
-    };
-    let mut again = recorded.clone();
-    match recorded.optimizer {
+    let again = match recorded.optimizer {
         Recorded { optimizer: Some(optimizer), way } => {
-            install(&mut again, optimizer, way.unwrap_or(Way::Foreach), &|sizes| sizes);
+            made(recorded, optimizer, way.unwrap_or(Way::Foreach), &|sizes| sizes)
         }
-        Recorded { optimizer: None, .. } => again.tensors.retain(|tensor| tensor.phase != Phase::Update),
-    }
-    let (was, is) = (own(recorded), own(&again));
+        Recorded { optimizer: None, .. } => vec![],
+    };
+    let was = peak_of(recorded.tensors.iter().filter(|tensor| tensor.phase == Phase::Update)).0;
+    let is = peak_of(&again).0;
     (was.abs_diff(is).saturating_mul(200) > recorded.peak().0).then_some((was, is))
 }
 
@@ -134,12 +129,25 @@ pub(super) fn install(
     way: Way,
     owned: &dyn Fn(Vec<u64>) -> Vec<u64>,
 ) {
+    let mut added = made(program, optimizer, way, owned);
     program.retain(|_, tensor| tensor.phase != Phase::Update);
+    program.tensors.append(&mut added);
+    program.optimizer = Recorded { optimizer: Some(optimizer), way: Some(way) };
+    program.settle();
+}
+
+/// The tensors of an optimizer in all steps, in their order.
+fn made(
+    program: &Program<'_>,
+    optimizer: Optimizer,
+    way: Way,
+    owned: &dyn Fn(Vec<u64>) -> Vec<u64>,
+) -> Vec<Tensor> {
     let mut made: FxHashMap<u64, usize> = FxHashMap::default();
     let mut added: Vec<Tensor> = vec![];
     let vector = common_vector(program);
     for step in &program.steps {
-        let sizes = owned(step.gradients.iter().map(|index| program.tensors[*index].bytes).collect());
+        let sizes = owned(gradients(program, step).collect());
         let mut tape = Tape { at: step.update, added: &mut added };
         let mut seen: FxHashMap<u64, usize> = FxHashMap::default();
         for bytes in &sizes {
@@ -155,9 +163,13 @@ pub(super) fn install(
         }
         temporaries(&mut tape, optimizer, way, &sizes, vector);
     }
-    program.tensors.append(&mut added);
-    program.optimizer = Recorded { optimizer: Some(optimizer), way: Some(way) };
-    program.settle();
+    added
+}
+
+/// Bytes of the gradients of a step that its backward passes made.
+fn gradients<'p>(program: &'p Program<'_>, step: &'p Step) -> impl Iterator<Item = u64> + 'p {
+    let all = step.gradients.iter().map(|index| &program.tensors[*index]);
+    all.filter(|it| it.phase != Phase::Update).map(|it| it.bytes)
 }
 
 /// Puts tensors one after the other at one moment.
@@ -255,8 +267,8 @@ const LONGEST_VECTOR: u64 = 4 << 15;
 /// The size that most gradients have: that of the biases and scales of a layer.
 fn common_vector(program: &Program<'_>) -> u64 {
     let mut n: FxHashMap<u64, usize> = FxHashMap::default();
-    for index in program.steps.first().into_iter().flat_map(|step| &step.gradients) {
-        *n.entry(program.tensors[*index].bytes).or_insert(0) += 1;
+    for bytes in program.steps.first().into_iter().flat_map(|step| gradients(program, step)) {
+        *n.entry(bytes).or_insert(0) += 1;
     }
     // A model without biases has more matrices of one size than vectors.
     let is_vector = |(bytes, _): &(u64, usize)| *bytes <= LONGEST_VECTOR;

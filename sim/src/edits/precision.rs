@@ -7,6 +7,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::gradients::{release_factors, without_gradients};
+use super::holds::Holds;
 use super::nodes::{Class, Nodes, Product, parts, products};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, End, Sure, Unfit};
@@ -78,6 +79,12 @@ pub(super) fn cast(
     program.tensors.append(&mut casting.added);
     program.settle();
     changes.note(Sure::Range, "the recorded run is assumed to be in 32 bits; the format of an operation follows from its autograd node, and other kernels may need other workspaces");
+    if precision != Precision::Bf16 {
+        changes.note(
+            Sure::Range,
+            "sums and what passes on its input may be in either format: at least in 16 bits, at most in 32",
+        );
+    }
     if precision == Precision::Bf16 {
         changes.note(
             Sure::Range,
@@ -121,11 +128,12 @@ impl Casting {
         let is_kept = |it: &Tensor| it.freed > start && it.freed != NEVER;
         let mut halves: FxHashSet<usize> = FxHashSet::default();
         let mut is_half_at: FxHashMap<u32, bool> = FxHashMap::default();
-        // Tensors in 32 bits that are alive, by size; what the next product takes is the last of them.
+        // Until when variables hold tensors in 32 bits, by size: a sum may take one of them. What autograd alone keeps, no sum takes.
         let mut full: FxHashMap<u64, u64> = FxHashMap::default();
         let mut last: Option<Last> = None;
         let mut input: Option<usize> = None;
         let recorded: Vec<Tensor> = program.tensors[own.clone()].to_vec();
+        let holds = Holds::of(program, own.clone(), start);
         for index in own.clone() {
             let it = recorded[index - own.start];
             if it.phase != Phase::Forward
@@ -137,7 +145,7 @@ impl Casting {
             }
             let class = self.nodes.class(it.stack);
             let lasts_half = last.is_some_and(|last| last.is_half);
-            let joins = full.get(&it.bytes).is_some_and(|freed| *freed > it.born);
+            let joins = full.get(&it.bytes).is_some_and(|until| *until > it.born);
             let is_half = match class {
                 Class::Half => true,
                 Class::Full => false,
@@ -148,6 +156,7 @@ impl Casting {
             };
             let is_half = match (class, self.end) {
                 (Class::Gathers | Class::Follows | Class::Joins, End::Most) => false,
+                (Class::Gathers | Class::Follows | Class::Joins, End::Least) => !halves.is_empty(),
                 _ => is_half,
             };
             match (class, last) {
@@ -181,8 +190,9 @@ impl Casting {
             if is_half {
                 halves.insert(index);
             } else {
-                let freed = full.entry(it.bytes).or_insert(0);
-                *freed = (*freed).max(it.freed);
+                let until = if is_kept(&it) { holds.until(program, index, End::Most) } else { it.freed };
+                let held = full.entry(it.bytes).or_insert(0);
+                *held = until.max(*held);
             }
             is_half_at.insert(self.nodes.frames(it.stack), is_half);
             last = Some(Last { index, is_half });
@@ -324,15 +334,12 @@ pub(super) fn adapt(
         n_adapted = n_adapted.max(adapted.len());
         let all: FxHashSet<usize> = step.gradients.iter().copied().collect();
         removed.extend(without_gradients(program, step, &all, None));
-        release_factors(program, step, &all);
+        release_factors(program, step, &all, end);
         let mut own = vec![];
         for product in &adapted {
             let output = program.tensors[product.output];
-            let vector = product.bias.clamp(4, product.weight).min(product.weight);
-            // Sides of the matrix: its bias is as long as one of them, else it is taken to be square.
-            let elements = product.weight / 4;
-            let out = if product.bias > 0 { vector / 4 } else { elements.isqrt().max(1) };
-            let sides = [(elements / out.max(1)).max(1) * rank * 4, out * rank * 4];
+            let (inner, outer) = sides(product);
+            let sides = [inner * rank * 4, outer * rank * 4];
             // Its output, the same scaled, and the sum, which takes the place of the recorded output.
             let at = output.born;
             added.push(Program::tensor(output.bytes, Purpose::Temporary, Phase::Forward, at + 1, at + 3));
@@ -398,8 +405,32 @@ pub(super) fn adapt(
     Ok(())
 }
 
+/// Elements along the sides of a product's matrix: its bias is as long as one of them, else it is taken to be square. What is as large as the
+/// matrix is not a bias but a part of its gradient, as where it is used twice.
+fn sides(product: &Product) -> (u64, u64) {
+    /// No layer is narrower.
+    const NARROWEST: u64 = 8;
+    let (elements, bias) = (product.weight / 4, product.bias / 4);
+    let is_side = bias > 0 && elements.is_multiple_of(bias) && elements / bias >= NARROWEST;
+    let outer = if is_side { bias } else { elements.isqrt().max(1) };
+    ((elements / outer).max(1), outer)
+}
+
 /// The gradient of a product's input is as large as what its node asks for first.
 fn input_bytes(program: &Program<'_>, product: &Product) -> u64 {
     let first = program.born_within(product.node.0, product.node.0 + 1);
     program.tensors[first].first().map_or(0, |it| it.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bias_shows_a_side_and_a_part_of_the_gradient_does_not() {
+        let product = |weight, bias| Product { output: 0, weight, bias, node: (0, 0) };
+        assert_eq!(sides(&product(4 * 768 * 3072, 4 * 3072)), (768, 3072));
+        assert_eq!(sides(&product(4 * 768 * 768, 0)), (768, 768));
+        assert_eq!(sides(&product(4 * 768 * 768, 4 * 768 * 768)), (768, 768));
+    }
 }

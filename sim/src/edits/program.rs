@@ -7,13 +7,14 @@ use rustc_hash::FxHashMap;
 
 use super::Unfit;
 use super::optimizer::Recorded;
+use super::order::ordered;
 use crate::ops::{AllocId, Allocation, History, Op, OpStream, PoolIdx, StackId, StreamIdx};
 use crate::predict::is_generated;
 
 /// A moment that never comes: the tensor is held to the end.
 pub(super) const NEVER: u64 = u64::MAX;
 /// Distance of two recorded moments, so that an edit has room for its own between them.
-const GAP: u64 = 1 << 32;
+pub(super) const GAP: u64 = 1 << 32;
 /// What a backward pass kept is freed within so much of its last request.
 const LATE: u64 = 8 * GAP;
 
@@ -162,9 +163,8 @@ pub(super) fn peak_of<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> (u64
             changes.push((tensor.freed, false, tensor.bytes));
         }
     }
-    changes.sort_unstable();
     let (mut held, mut most) = (0u64, (0, 0));
-    for (at, is_born, bytes) in changes {
+    for (at, is_born, bytes) in ordered(changes, |(at, ..)| *at, |(_, is_born, _)| *is_born) {
         held = if is_born { held + bytes } else { held.saturating_sub(bytes) };
         if held > most.0 {
             most = (held, at);
@@ -562,7 +562,7 @@ impl<'a> Program<'a> {
             }));
         }
         events.extend((0..).zip(&bounds).map(|(index, at)| (**at, BOUND, index)));
-        events.sort_unstable();
+        let events = ordered(events, |(at, ..)| *at, |(_, kind, index)| (*kind, *index));
         for (rank, (_, kind, index)) in events.into_iter().enumerate() {
             let (at, index) = (moment(rank), index as usize);
             match kind {
@@ -645,7 +645,7 @@ impl<'a> Program<'a> {
         }
         events.extend(self.marks.iter().copied());
         // Stable: of one moment, a free is requested before it is completed.
-        events.sort_by_key(|(at, _)| *at);
+        let events = ordered(events, |(at, _)| *at, |_| ());
         let last = base.streams.last().copied().unwrap_or(0);
         let new = (1..=u64::from(self.n_new_streams)).map(|number| last.saturating_add(number));
         let streams: Vec<u64> = base.streams.iter().copied().chain(new).collect();
