@@ -26,14 +26,11 @@ export function grid(table: Grid, pattern: RegExp | null): HTMLElement {
       const [text, raw] = cell(value), tint = column === 0 ? table.swatch?.(index) : null, isFile = table.columns[column][0] === "trace";
       const shown = isFile ? shortFile(text) : shortSite(text);
       const element = h("td", { class: numeric[column] ? "number" : isFile ? "file" : text.length < 24 ? "short" : null, "data-value": raw, title: !numeric[column] && shown !== text ? text : null });
-      if (tint) {
-        const swatch = h("span", { class: "swatch" });
-        swatch.style.background = tint;
-        element.append(swatch);
-      }
-      if (table.onRow && column === 0) element.append(h("button", { type: "button", class: "plain", "aria-pressed": table.isPicked ? isPicked : null, onclick: () => table.onRow!(index) }, shown));
+      const swatch = tint ? h("span", { class: "swatch" }) : "";
+      if (swatch && tint) swatch.style.background = tint;
+      if (table.onRow && column === 0) element.append(h("button", { type: "button", class: "plain", "aria-pressed": table.isPicked ? isPicked : null, onclick: () => table.onRow!(index) }, swatch, shown));
       else if (typeof value === "object" && value?.c !== undefined) element.append(command(value.c));
-      else element.append(shown);
+      else element.append(swatch, shown);
       line.append(element);
     });
     return line;
