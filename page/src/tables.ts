@@ -105,7 +105,7 @@ export class Tables {
       devices.push([name, device.name, b(device.total_bytes), b(device.driver.peak_bytes), b(device.driver.live_bytes), b(torch?.peak_allocated_bytes), b(torch?.peak_reserved_bytes), b(torch?.peak_requested_bytes), { n: device.driver.allocs }, { n: device.driver.frees }, { n: device.driver.failed }]);
       for (const owner of device.owners) owners.push([name, owner.owner, b(owner.bytes_at_peak), b(owner.peak_bytes), b(owner.live_bytes)]);
     }
-    const columns: [string, string][] = [["device", "device"], ["name", "name"], ["total_bytes", "memory"], ["driver.peak_bytes", "peak"], ["driver.live_bytes", "live at end"], ["torch.peak_allocated_bytes", "torch allocated"], ["torch.peak_reserved_bytes", "torch reserved"], ["torch.peak_requested_bytes", "torch requested"], ["driver.allocs", "handed out"], ["driver.frees", "given back"], ["driver.failed", "refused"]];
+    const columns: [string, string][] = [["device", "device"], ["name", "name"], ["total_bytes", "memory"], ["driver.peak_bytes", "peak"], ["driver.live_bytes", "live at end"], ["torch.peak_allocated_bytes", "torch allocated"], ["torch.peak_reserved_bytes", "torch reserved"], ["torch.peak_requested_bytes", "torch requested"], ["driver.allocs", "allocated"], ["driver.frees", "freed"], ["driver.failed", "refused"]];
     const title = "Figures of each device (gputrace summary)";
     const counts: Section = { name: "summary", title, items: [
       { fact: "events", label: "events", value: { n: process.events }, remark: "" }, { fact: "lost_events", label: "lost events", value: { n: process.lost_events }, remark: "" },

@@ -7,6 +7,7 @@ import { colours, theme, isLight } from "./colours";
 import { bytes, count, tickBytes, ticks, time } from "./format";
 import { lanes, positions, type Lane } from "./lanes";
 import { isRest, type Device, type Mark } from "./model";
+import { SELF } from "./pick";
 import { upTo } from "./pyramid";
 import { mixed, packed, Raster } from "./raster";
 import { HEIGHTS, type View } from "./view";
@@ -430,7 +431,7 @@ export class Timeline {
     return this.view.dev!.place(this.view.axis, at);
   }
   private drawLanes(context: CanvasRenderingContext2D, width: number, top: number, colour: ReturnType<typeof theme>) {
-    const { view } = this, pattern = view.search.pattern, pick = view.pick?.kind === "time" ? view.pick : null;
+    const { view } = this, pattern = view.search.pattern, pick = view.pick?.kind === "time" ? view.pick : null, { marked } = view;
     lanes(view.trace).forEach((row, lane) => {
       const y = top + lane * LANE, { title, kind, list } = row, [froms, tos] = positions(row, view.dev!, view.axis, view.extent[1]);
       context.fillStyle = colour.soft;
@@ -444,7 +445,7 @@ export class Timeline {
         const mark = list[i], from = Math.max(LEFT, this.x(froms[i], width)), to = Math.min(width - RIGHT, this.x(tos[i], width));
         isOdd = !isOdd;
         const isFinding = kind === "finding", isBad = kind === "out of memory" || isFinding || (kind === "nccl" && mark.to === null), isLit = pattern?.test(mark.text);
-        const isPicked = pick !== null && pick.from === mark.from && pick.text === mark.text;
+        const isPicked = mark === marked || (pick !== null && pick.from === mark.from && pick.text === mark.text);
         // What is below a pixel and where something is drawn already is not drawn again.
         if (to - from < 1 && from < until && !isBad && !isLit && !isPicked) continue;
         const tint = isBad ? colour.bad : isLit ? colour.accent : kind === "nccl" ? "#009e73" : kind === "cache emptied" ? "#d55e00" : isOdd ? "#8aa5b8" : "#b4c6d2";
@@ -613,7 +614,7 @@ export class Timeline {
     if (lane) {
       view.put(device.at(lane.from) < 0 ? 0 : device.at(lane.from));
       view.moment = "cursor";
-      return view.select({ kind: "time", from: lane.from, to: lane.to ?? view.trace.head.duration_ns, text: lane.text });
+      return view.select(SELF.includes(lane.kind) ? { kind: "mark", of: lane.kind, from: lane.from } : { kind: "time", from: lane.from, to: lane.to ?? view.trace.head.duration_ns, text: lane.text });
     }
     view.put(device.at0(view, at), at);
     if (view.moment !== "base") view.moment = "cursor";
@@ -691,7 +692,7 @@ export class Timeline {
   }
   /** Zooms to the part that is chosen, or to the life of what is selected. */
   zoomToSelection() {
-    const { view } = this, device = view.dev, life = view.picked?.span;
+    const { view } = this, device = view.dev, { marked } = view, life = marked ? [marked.from, marked.to ?? marked.from] : view.picked?.span;
     if (!device?.n) return;
     const [from, to] = view.span ?? (life ? life.map((at) => this.place(Math.min(at, view.trace.head.duration_ns))) : view.window), around = view.span ? 0 : Math.max((to - from) / 12, 1e-9);
     view.zoom(from - around, to + around);
@@ -729,6 +730,7 @@ export class Timeline {
     if (!list.length || !view.dev?.n) return;
     const state = (mark: Mark) => Math.max(0, view.dev!.at(mark.from));
     const mark = by > 0 ? list.find((mark) => state(mark) > view.cursor) ?? list[0] : list.findLast((mark) => state(mark) < view.cursor) ?? list[list.length - 1];
+    if (SELF.includes(kind)) [view.pick, view.isAlone] = [{ kind: "mark", of: kind, from: mark.from }, false];
     this.move(state(mark));
   }
 }
