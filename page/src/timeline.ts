@@ -108,11 +108,12 @@ export class Timeline {
     };
     if (litBytes) line(litBytes);
     if (picked?.isWhole && view.drawn === "groups" && !view.isAlone) line(picked.bytes);
-    this.limits(context, width, y, columns, top, colour);
+    const labels = this.limits(context, width, y, columns, top, colour);
     this.outlined(context, [...plotted.outlines.values()], colour.ink, colour.panel);
     if (this.found && this.found.block >= 0 && !plotted.outlines.has(this.found.block)) this.outlined(context, [this.outlineOf(this.found.block, plotted)], colour.ink, colour.panel);
     context.restore();
     this.chosen(context, width, bottom, colour);
+    labels();
     this.drawLanes(context, width, bottom + AXIS, colour);
     this.remark(device);
   }
@@ -297,7 +298,8 @@ export class Timeline {
     if (summary.total_bytes) levels.push(["the card", summary.total_bytes]);
     return levels;
   }
-  private limits(context: CanvasRenderingContext2D, width: number, y: (value: number) => number, columns: Column[], top: number, colour: ReturnType<typeof theme>) {
+  /** Lines above what was handed out, and requests that failed. Their labels are drawn by what it returns: above the lines of the cursor. */
+  private limits(context: CanvasRenderingContext2D, width: number, y: (value: number) => number, columns: Column[], top: number, colour: ReturnType<typeof theme>): () => void {
     const { view, summary } = this, device = view.dev!, right = width - RIGHT;
     const label = (text: string, x: number, at: number, style: string, align: CanvasTextAlign) => {
       context.textAlign = align;
@@ -349,7 +351,7 @@ export class Timeline {
       labels.push({ text, x: isLeft ? x - 5 : x + 5, at: Math.max(TOP + 26, high + 12), isLeft, wide: context.measureText(text).width });
     }
     // Those that would lie on each other are above each other.
-    labels.sort((a, b) => b.at - a.at).forEach((it, i) => {
+    return () => labels.sort((a, b) => b.at - a.at).forEach((it, i) => {
       const left = (one: typeof it) => (one.isLeft ? one.x - one.wide : one.x), near = (one: typeof it) => left(one) < left(it) + it.wide && left(it) < left(one) + one.wide;
       const above = labels.slice(0, i).filter(near).reduce((at, one) => Math.min(at, one.at - 14), it.at);
       it.at = Math.max(TOP + 12, above);
