@@ -121,12 +121,12 @@ export class AddressMap {
     const map = device.rectangles(), series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
     const entries: [string, string][] = series.groups.map((group, i): [string, string] => [group.name, tints[i]]).filter(([, tint], i) => series.groups[i].holders.some((holder) => view.trace.holders[holder].level !== LEVEL.cached) && tint);
     if (map.tiles.tiled) entries.push(["free, or blocks that are only counted", colour.free]);
-    else entries.push(["free, segment held by a block (stranded)", colour.free], ["free, whole segment (cache to be emptied)", colour.empty]);
+    else entries.push(["free, stranded by a block", colour.free], ["free, whole segment (cache)", colour.empty]);
     if (map.grounds.pool.some((pool) => pool > 0)) entries.push(["segment of a private pool, free in it", colour.pool]);
     this.key_.replaceChildren(...entries.map(([name, tint]) => {
       const swatch = h("span", { class: "swatch" });
       swatch.style.background = tint;
-      return h("li", {}, h("span", {}, swatch, shortSite(name)));
+      return h("li", {}, h("span", { title: name }, swatch, h("span", { class: "label" }, shortSite(name))));
     }));
     // JAX and others have no segments of PyTorch's.
     if (!map.grounds.kind.some((kind) => kind < 2) && device.head.device !== HOST) { this.table.replaceChildren(); return this.say(); }
