@@ -65,11 +65,12 @@ page: ## Build the code of `gputrace html`'s page from page/, after its own test
 	cd page && npm ci --no-fund --no-audit --ignore-scripts && npm run check && npm test && npm run build
 
 # `make test` has the short form. SHOTS=FOLDER keeps pictures of every view, light and dark; GPUTRACE_BROWSER names the browser.
-browser: build ## Open pages of all golden traces in Chromium, and hold every number against --json; one of ten million events by `serve`
+browser: build ## Open pages of all golden traces in browsers, hold every number against --json, and count the clicks to each stack
 	cd page && npm ci --no-fund --no-audit --ignore-scripts
 	node page/test/browser.mjs --gputrace $(RELEASE)/gputrace $(if $(SHOTS),--shots $(SHOTS)) tests/golden/*.gtr \
 	  tests/golden/kept-losses.gtr,tests/golden/running-total.gtr,tests/golden/dataparallel.gtr \
 	  tests/golden/pools/*.gtr tests/golden/owners/*.gtr tests/golden/snapshots/*.pickle.gz tests/groundtruth/*.pickle.gz
+	node page/test/clicks.mjs --gputrace $(RELEASE)/gputrace
 	node page/test/pictures.mjs --gputrace $(RELEASE)/gputrace
 	cargo build --release -p gputrace-schemas --example training
 	$(RELEASE)/examples/training target/long.gtr 10000000 whole && node page/test/served.mjs --gputrace $(RELEASE)/gputrace target/long.gtr; \

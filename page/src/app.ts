@@ -6,7 +6,7 @@ import { copied, h, Picture, prose } from "./dom";
 import { cell, count } from "./format";
 import { Live } from "./live";
 import { AddressMap } from "./map";
-import { evidence, lineOf } from "./evidence";
+import { emptiedAt, evidence, lineOf } from "./evidence";
 import { Chapter, GROUPING_TITLES, HOST, type Axis } from "./model";
 import { Pane } from "./pane";
 import { Ranks } from "./ranks";
@@ -112,6 +112,11 @@ function start(data: Data, chapters: Chapter[], root: HTMLElement) {
       view.pick = pick;
       view.toHighest(view.picked?.bytes ?? null);
       return view.changed();
+    }
+    const mark = emptiedAt(view);
+    if (mark && new RegExp(line).test(mark.text)) {
+      view.put(view.dev!.at(mark.from));
+      return view.select({ kind: "mark", of: mark.kind, from: mark.from });
     }
     field.value = line;
     view.search = search(line);

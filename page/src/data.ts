@@ -24,7 +24,7 @@ export interface DeviceHead {
   state_rows: number; row_holder: number; row_bytes: number; row_objects: number; base: string;
   blocks: RectangleColumns; grounds: RectangleColumns; n_unplaced: number;
 }
-export interface MarksHead { kind: string; n: number; from: number; time: number; device: number; bytes: number; text: number; texts: string[] }
+export interface MarksHead { kind: string; n: number; from: number; time: number; device: number; bytes: number; stack: number; text: number; texts: string[] }
 export interface SettingsHead {
   device: number; stretch: number; doubt: string | null; time: number; allocated: number; reserved: number;
   tried: { options: string; peak_reserved_bytes: number; is_recorded: boolean; runs_out: boolean; reserved: number }[];

@@ -1,9 +1,8 @@
 // What the page opens on: the view that shows what the verdict says, with its line selected, and a line of words about it.
-import type { Section, Text } from "./data";
+import type { Text } from "./data";
 import { bytes, count } from "./format";
-import { LEVEL, type Device } from "./model";
+import { LEVEL, type Device, type Mark } from "./model";
 import type { Pick } from "./pick";
-import { search } from "./search";
 import type { View } from "./view";
 
 /** The line that the verdict names; null where it names none that holds memory here. */
@@ -17,11 +16,12 @@ export function lineOf(view: View): Extract<Pick, { kind: "line" }> | null {
   return place && device && view.trace.holders.some((holder) => view.trace.stackOf(holder).some((line) => line.includes(`(${place})`))) ? { kind: "line", text: `(${place})` } : null;
 }
 
-/** What finds the file and line that a verdict names. */
-function placeOf(section: Section): string | null {
-  const site = section.items.find((item) => "fact" in item && item.fact === "call_site");
-  const place = site && "fact" in site && typeof site.value === "string" ? /([^/()]+:\d+)\)/.exec(site.value)?.[1] : undefined;
-  return place ? place.replace(/[.*+?^${}()|[\]\\]/g, "\\$&") + "\\)" : null;
+/** Of the calls that emptied the cache at the line that the verdict names, the one that released most. */
+export function emptiedAt(view: View): Mark | null {
+  const site = view.trace.head.report.verdict?.section.items.find((item) => "fact" in item && item.fact === "call_site");
+  const place = site && "fact" in site && typeof site.value === "string" ? /[^/()]+:\d+\)/.exec(site.value)?.[0] : undefined;
+  const list = place ? (view.trace.marks.get("cache emptied")?.list ?? []).filter((mark) => mark.text.includes(place) && mark.device === view.dev?.head.device) : [];
+  return list.reduce<Mark | null>((best, mark) => (mark.bytes > (best?.bytes ?? -1) ? mark : best), null);
 }
 
 /** Opens on the verdict's evidence. */
@@ -57,9 +57,9 @@ export function evidence(view: View) {
       view.fit = view.window;
       view.put(state);
       view.pick = line;
-      // A line that held nothing then is the one that asked: there is nothing of it to see.
+      // A line that held nothing then is the one whose request was refused.
       const holds = !!view.picked?.bytes[state];
-      if (!holds) view.pick = null;
+      if (!holds) view.pick = { kind: "mark", of: oom.kind, from: oom.from };
       view.hasLines = (view.data.head.summary.processes?.[view.chapter]?.devices.find((it: any) => it.device === device.head.device)?.total_bytes ?? Infinity) < 3 * device.total[state];
       view.caption = `The last ${count(Math.round(wide))} changes before ${bytes(oom.bytes)} were refused${holds ? "; what the verdict's line holds keeps its colour" : ""}. F shows this again, 0 shows all.`;
       return;
@@ -71,12 +71,17 @@ export function evidence(view: View) {
       view.pick = line;
       view.caption = "Hatched: reserved and used by nothing. The address map below shows which blocks keep these segments.";
       return;
-    case "churned":
+    case "churned": {
       view.setAxis(steps);
       fits();
-      view.search = search(placeOf(told.section) ?? "");
-      view.caption = "Each mark in the lane below gives the cache back to the driver; the same memory is bought again right after it.";
+      const mark = emptiedAt(view);
+      if (mark) {
+        view.pick = { kind: "mark", of: mark.kind, from: mark.from };
+        view.put(device.at(mark.from));
+      }
+      view.caption = "Each mark in the row \u201cemptied\u201d releases the cache to the driver; PyTorch reserves the same memory again right after it.";
       return;
+    }
     case "kept":
       view.pick = line;
       view.setAxis(steps);

@@ -35,7 +35,7 @@ export class Live {
   private asked = "";
 
   constructor(private view: View) {
-    this.picture = new Picture(200, "Flame graph: what was held, by owner and by the lines that asked for it. The table before it has the same amounts.", (context, width) => this.draw(context, width));
+    this.picture = new Picture(200, "Flame graph: what was held, by owner and by the lines that requested it. The table before it has the same amounts.", (context, width) => this.draw(context, width));
     this.element = h("div", {}, this.moments, this.heading, this.table, this.choices, this.crumbs, this.picture.canvas, this.note);
     const canvas = this.picture.canvas;
     canvas.addEventListener("pointermove", (event) => this.point(event.offsetX, event.offsetY));
@@ -53,7 +53,7 @@ export class Live {
     this.asked = asked;
     if (!device || !device.n) {
       this.heading.textContent = "Nothing was held";
-      return this.table.replaceChildren(h("p", {}, "No memory of a device was handed out."));
+      return this.table.replaceChildren(h("p", {}, "No memory of a device was allocated."));
     }
     const { state, before, words } = view.shown();
     const key = [view.reading, state, before, view.by, view.only, view.hidesUnused, view.search.text, view.picking, this.shape, theme().unused].join();
@@ -138,9 +138,9 @@ export class Live {
   /** What was held through each line that the search finds, wherever it stands in the stacks. */
   private lines(now: Float64Array, earlier: Float64Array | null): HTMLElement | string {
     const { trace, words: pattern, lit: found, picked } = this.view, lit = found ?? picked?.holders, sums = new Map<string, { bytes: number; before: number }>();
-    if (!pattern) return "";
+    if (!pattern || !lit) return "";
     for (let index = 0; index < now.length; index++) {
-      if (!lit![index] || (!now[index] && !earlier?.[index])) continue;
+      if (!lit[index] || (!now[index] && !earlier?.[index])) continue;
       for (const line of new Set(trace.stackOf(trace.holders[index]).filter((line) => pattern.test(line)))) {
         const sum = sums.get(line) ?? { bytes: 0, before: 0 };
         sums.set(line, { bytes: sum.bytes + now[index], before: sum.before + (earlier?.[index] ?? 0) });

@@ -121,12 +121,12 @@ export class AddressMap {
     const map = device.rectangles(), series = device.series(view.by), tints = colours(series.groups.map((group) => group.name));
     const entries: [string, string][] = series.groups.map((group, i): [string, string] => [group.name, tints[i]]).filter(([, tint], i) => series.groups[i].holders.some((holder) => view.trace.holders[holder].level !== LEVEL.cached) && tint);
     if (map.tiles.tiled) entries.push(["free, or blocks that are only counted", colour.free]);
-    else entries.push(["free, segment held by a block (stranded)", colour.free], ["free, whole segment (cache to be emptied)", colour.empty]);
+    else entries.push(["free, stranded by a block", colour.free], ["free, whole segment (cache)", colour.empty]);
     if (map.grounds.pool.some((pool) => pool > 0)) entries.push(["segment of a private pool, free in it", colour.pool]);
     this.key_.replaceChildren(...entries.map(([name, tint]) => {
       const swatch = h("span", { class: "swatch" });
       swatch.style.background = tint;
-      return h("li", {}, h("span", {}, swatch, shortSite(name)));
+      return h("li", {}, h("span", { title: name }, swatch, h("span", { class: "label" }, shortSite(name))));
     }));
     // JAX and others have no segments of PyTorch's.
     if (!map.grounds.kind.some((kind) => kind < 2) && device.head.device !== HOST) { this.table.replaceChildren(); return this.say(); }
@@ -156,7 +156,7 @@ export class AddressMap {
     }
     const list = [...sites].sort((a, b) => b[1] - a[1]), shown = list.slice(0, 2).map(([site, held]) => `${shortSite(site)}: ${bytes(held)}`);
     if (list.length > 2) shown.push(`and ${count(list.length - 2)} more lines`);
-    return list.length ? shown.join("; ") : segment.pool ? "nobody; what is free in a private pool is kept for it" : !isWhole ? "no block that is kept" : `nobody: ${view.dev!.head.device === HOST ? "torch.accelerator.empty_host_cache" : "empty_cache"} gives it back`;
+    return list.length ? shown.join("; ") : segment.pool ? "nothing; what is free in a private pool is kept for it" : !isWhole ? "no block that is kept" : `nothing: ${view.dev!.head.device === HOST ? "torch.accelerator.empty_host_cache" : "empty_cache"} releases it`;
   }
   private draw(context: CanvasRenderingContext2D, width: number) {
     const { view } = this, device = view.dev, colour = theme();
@@ -164,7 +164,7 @@ export class AddressMap {
     const map = device.rectangles(), { compact } = map, plot = width - LEFT - RIGHT;
     if (!compact.height) {
       context.fillStyle = colour.soft;
-      return context.fillText("Nothing here has an address: the driver handed out no memory that lies at one.", LEFT, 30);
+      return context.fillText("Nothing here has an address: the driver allocated no memory at one.", LEFT, 30);
     }
     const [from, to] = view.window, low = this.span[0] * compact.height, high = this.span[1] * compact.height;
     const x = (at: number) => LEFT + ((this.place(at) - from) / (to - from)) * plot;
@@ -179,8 +179,7 @@ export class AddressMap {
     // What was painted exactly is where it now belongs; while all of it is seen as it was painted, that is its own place.
     const [left, right] = [there[0], there[0] + ((there[1] - there[0]) * raster.width) / (plot * ratio)].map((at) => LEFT + ((at - from) / (to - from)) * plot);
     context.drawImage(raster.canvas!, left, y(high0[1]), right - left, y(high0[0]) - y(high0[1]));
-    context.strokeStyle = colour.ink;
-    for (const [left, upper, wide, tall] of strokes) context.strokeRect(LEFT + left + 0.5, upper + 0.5, Math.max(wide - 1, 1), Math.max(tall - 1, 1));
+    outlined(context, strokes, plot, colour.ink);
     for (const oom of view.trace.marks.get("out of memory")?.list ?? []) { context.fillStyle = colour.bad; context.fillRect(x(oom.from) - 0.75, 0, 1.5, HEIGHT); }
     context.fillStyle = colour.ink;
     const cursor = LEFT + ((view.cursorPlace - from) / (to - from)) * plot;
@@ -299,7 +298,7 @@ export class AddressMap {
   /** Joined pages of an expandable segment are selected by the first of them. */
   private pickSegment(segment: Segment) {
     const { view } = this, g = this.groundAt(segment.addr, view.dev!.times[view.cursor]), { grounds } = view.dev!.rectangles();
-    view.select(g < 0 || this.isPicked(segment) ? null : { kind: "segment", from: grounds.from[g], addr: grounds.addr[g] });
+    view.select(g < 0 || ((view.picked?.ground ?? -1) >= 0 && this.isPicked(segment)) ? null : { kind: "segment", from: grounds.from[g], addr: grounds.addr[g] });
   }
   private isPicked(segment: Segment): boolean {
     const { picked } = this.view;
@@ -330,4 +329,18 @@ export class AddressMap {
     if (view.lit) { let n = 0; for (let i = 0; i < map.blocks.n; i++) if (view.lit[map.blocks.what[i]]) n++; parts.unshift(`${count(n)} blocks are lit up by the search`); }
     this.note.textContent = parts.join("; ") + `. ${bytes(map.compact.height)} of addresses in all.`;
   }
+}
+
+/** Strokes around blocks: what is inside keeps its colour, however small it is. */
+function outlined(context: CanvasRenderingContext2D, blocks: [number, number, number, number][], plot: number, ink: string) {
+  const path = new Path2D(), outside = new Path2D();
+  for (const [left, upper, wide, tall] of blocks) path.rect(LEFT + left, upper, Math.max(wide, 1), Math.max(tall, 1));
+  outside.rect(LEFT, 0, plot, HEIGHT);
+  outside.addPath(path);
+  context.save();
+  context.clip(outside, "evenodd");
+  context.strokeStyle = ink;
+  context.lineWidth = 2.5;
+  context.stroke(path);
+  context.restore();
 }

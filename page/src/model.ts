@@ -27,7 +27,8 @@ export const isRest = (level: number) => level === LEVEL.cached || level === LEV
 export const HOST = -2;
 
 export interface Holder { owner: string; role: string; site: string; pool: string; stream: string; layer: string; level: number; stack: number; text: string }
-export interface Mark { kind: string; from: number; to: number | null; text: string; device: number; bytes: number }
+/** `stack`: one more than its index, 0 where there is none. */
+export interface Mark { kind: string; from: number; to: number | null; text: string; device: number; bytes: number; stack: number }
 export interface Held { bytes: Float64Array; objects: Float64Array }
 export interface Group { name: string; holders: number[]; peak: number }
 
@@ -45,11 +46,11 @@ export class Chapter {
     this.stackStart.push(at);
     this.readHolders();
     this.devices = head.devices.map((device) => new Device(this, device));
-    if (head.findings.length) this.marks.set("finding", { list: head.findings.map(([from, text]) => ({ kind: "finding", from, to: from, text, device: -1, bytes: 0 })), n: head.findings.length });
+    if (head.findings.length) this.marks.set("finding", { list: head.findings.map(([from, text]) => ({ kind: "finding", from, to: from, text, device: -1, bytes: 0, stack: 0 })), n: head.findings.length });
     for (const marks of head.marks) {
-      const [from, time, device, bytes, text] = [marks.from, marks.time, marks.device, marks.bytes, marks.text].map((id) => data.column(id));
+      const [from, time, device, bytes, stack, text] = [marks.from, marks.time, marks.device, marks.bytes, marks.stack, marks.text].map((id) => data.column(id));
       const list = Array.from(from, (start, i) => ({
-        kind: marks.kind, from: start, to: time[i] ? start + time[i] - 1 : null, text: marks.texts[text[i]], device: device[i], bytes: bytes[i],
+        kind: marks.kind, from: start, to: time[i] ? start + time[i] - 1 : null, text: marks.texts[text[i]], device: device[i], bytes: bytes[i], stack: stack[i],
       }));
       this.marks.set(marks.kind, { list, n: marks.n });
     }
@@ -95,10 +96,15 @@ export class Chapter {
   stackOf(holder: Holder): string[] {
     if (holder.level === LEVEL.cached) return [CACHED];
     if (holder.level === LEVEL.arena) return [ARENA];
+    return this.linesOf(holder.stack);
+  }
+  private linesOf(stack: number): string[] {
     const lines = [];
-    for (let at = this.stackStart[holder.stack]; at < this.stackStart[holder.stack + 1]; at++) lines.push(this.frame(this.lines[at]));
+    for (let at = this.stackStart[stack]; at < this.stackStart[stack + 1]; at++) lines.push(this.frame(this.lines[at]));
     return lines.length ? lines : [NO_STACK];
   }
+  /** The same of a mark. */
+  stackOfMark(mark: Mark): string[] { return mark.stack ? this.linesOf(mark.stack - 1) : [NO_STACK]; }
   private frame(index: number): string {
     const [name, file, line] = this.head.frames[index], base = file.slice(file.lastIndexOf("/") + 1);
     return file === "" ? name : line ? `${name} (${base}:${line})` : `${name} (${base})`;

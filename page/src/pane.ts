@@ -2,8 +2,8 @@
 import { copied, h, shortSite } from "./dom";
 import { EVENT, eventAt, events, type Events } from "./events";
 import { bytes, count, time } from "./format";
-import { HOST, isRest, LEVEL, NO_LAYER, type Device, type Grouping, type Holder } from "./model";
-import type { Picked, Pick } from "./pick";
+import { HOST, isRest, LEVEL, NO_LAYER, type Device, type Grouping, type Mark } from "./model";
+import { markTitle, type Picked, type Pick } from "./pick";
 import { upTo } from "./pyramid";
 import type { Timeline } from "./timeline";
 import type { View } from "./view";
@@ -39,15 +39,15 @@ export class Pane {
     }
     if (key !== this.made) {
       this.made = key;
-      this.body.replaceChildren(...(picked ? this.selection(picked) : [h("h2", {}, "Selection"), h("p", { class: "note" }, "Click a block, a row, a frame, a segment or a step: every view outlines it, and its whole stack is here. Enter selects the largest block at the cursor.")]));
+      const { marked } = view;
+      this.body.replaceChildren(...(picked ? this.selection(shortSite(picked.title), picked.block >= 0 ? this.block(picked) : this.several(picked)) : marked ? this.selection(shortSite(markTitle(marked)), this.mark(marked)) : [h("h2", {}, "Selection"), h("p", { class: "note" }, "Click a block, a row, a frame, a segment or a step: every view outlines it, and its whole stack is here. Enter selects the largest block at the cursor.")]));
     }
     this.events();
   }
-  private selection(picked: Picked): (HTMLElement | string)[] {
+  private selection(title: string, parts: HTMLElement[]): HTMLElement[] {
     const { view } = this, close = h("button", { type: "button", class: "plain close", "aria-label": "Clear the selection", title: "Clear the selection (Esc)", onclick: () => view.select(null) }, "\u2715");
     const fold = h("button", { type: "button", class: "fold", onclick: () => this.element.classList.toggle("folded") }, "Details");
-    const head = h("h2", { class: "picked" }, h("span", {}, shortSite(picked.title)), fold, close);
-    return picked.block >= 0 ? [head, ...this.block(picked)] : [head, ...this.several(picked)];
+    return [h("h2", { class: "picked" }, h("span", {}, title), fold, close), ...parts];
   }
   private act(words: string, act: () => void, isPressed?: boolean, title?: string): HTMLElement {
     return h("button", { type: "button", title, "aria-pressed": isPressed, onclick: act }, words);
@@ -68,7 +68,7 @@ export class Pane {
     const lived = `${time(Math.round(to - from))}${first >= 0 && last > first ? `, ${count(last - first)} ${last - first > 1 ? "steps" : "step"}` : ""}`;
     const name = `0x${(BigInt(device.head.base) + BigInt(Math.round(blocks.addr[i]))).toString(16)}`;
     const group = (by: Grouping) => h("button", { type: "button", class: "plain link", title: "Select all of it", onclick: () => view.select({ kind: "group", by, name: holder[by] }) }, shortSite(holder[by]));
-    const asked = spare ? `${bytes(size - spare)} asked for, ${bytes(size)} given` : holder.level === LEVEL.block ? `${bytes(size)}, as asked for` : bytes(size);
+    const asked = spare ? `${bytes(size - spare)} requested, ${bytes(size)} allocated` : holder.level === LEVEL.block ? `${bytes(size)}, as requested` : bytes(size);
     return [
       this.facts([
         ["size", asked], ["call site", group("site")], ["role", holder.role === holder.owner ? null : h("span", {}, group("role"), rule ? h("span", { class: "remark" }, rule) : null)], ["owner", group("owner")],
@@ -84,7 +84,21 @@ export class Pane {
         this.act(`Same size (${this.number((k) => blocks.bytes[k] === size)})`, () => view.select({ kind: "size", bytes: size })),
         first >= 0 ? this.act(`Others of ${steps[first].text}`, () => view.select({ kind: "time", from: steps[first].from, to: steps[first].to ?? view.trace.head.duration_ns, text: steps[first].text })) : "",
         this.act("Zoom to it", () => this.timeline.zoomToSelection(), undefined, "Z"), this.copyButton()),
-      this.stack(holder),
+      this.stack(view.trace.stackOf(holder)),
+    ];
+  }
+  /** A refused request, or an emptying of the cache: what was held then, and the others of its kind. */
+  private mark(mark: Mark): HTMLElement[] {
+    const { view } = this, device = view.dev!, { list } = view.trace.marks.get(mark.kind)!, at = list.indexOf(mark), state = Math.max(0, device.at(mark.from));
+    const go = (to: number) => () => { view.put(device.at(list[to].from)); view.select({ kind: "mark", of: mark.kind, from: list[to].from }); };
+    const isEmptied = mark.kind === "cache emptied", lasted = mark.to !== null && mark.to > mark.from ? `, for ${time(mark.to - mark.from)}` : "";
+    return [
+      this.facts([
+        [isEmptied ? "released" : "requested", mark.bytes ? bytes(mark.bytes) : "unknown"], [isEmptied ? "call site" : "", isEmptied ? shortSite(mark.text) : null],
+        ["at", this.when(mark.from) + lasted], ["held then", `${bytes(device.total[state])}, of which ${bytes(device.used[state])} in use`], ["number", `${count(at + 1)} of ${count(list.length)}`],
+      ]),
+      h("div", { class: "choices" }, at > 0 ? this.act("Before", go(at - 1)) : "", at + 1 < list.length ? this.act("Next", go(at + 1), undefined, isEmptied ? "E" : "O") : "", this.act("Zoom to it", () => this.timeline.zoomToSelection(), undefined, "Z"), this.copyButton()),
+      this.stack(view.trace.stackOfMark(mark)),
     ];
   }
   private number(is: (block: number) => boolean): string {
@@ -120,12 +134,12 @@ export class Pane {
     }
     const held = picked.isWhole ? picked.bytes : null;
     // Holders that differ by their stream or role alone have one stack.
-    const stacks = new Map<number, { holder: Holder; bytes: number; ever: number }>();
+    const stacks = new Map<number, { lines: string[]; bytes: number; ever: number }>();
     picked.holders.forEach((is, i) => {
       const holder = view.trace.holders[i];
       if (!is || isRest(holder.level)) return;
-      const known = stacks.get(holder.stack) ?? { holder, bytes: 0, ever: 0 };
-      stacks.set(holder.stack, { holder, bytes: known.bytes + (picked.isWhole ? now.bytes[i] : here[i]), ever: known.ever + ever[i] });
+      const known = stacks.get(holder.stack) ?? { lines: view.trace.stackOf(holder), bytes: 0, ever: 0 };
+      stacks.set(holder.stack, { lines: known.lines, bytes: known.bytes + (picked.isWhole ? now.bytes[i] : here[i]), ever: known.ever + ever[i] });
     });
     const order = [...stacks.values()].sort((a, b) => b.bytes - a.bytes || b.ever - a.ever);
     const highest = held ? held.reduce((best, value, state) => (value > held[best] ? state : best), 0) : 0;
@@ -142,13 +156,13 @@ export class Pane {
         this.act("Zoom to it", () => this.timeline.zoomToSelection(), undefined, "Z"),
         largest >= 0 ? this.act("Largest block", () => view.select({ kind: "block", from: blocks.from[largest], addr: blocks.addr[largest] })) : "",
         this.copyButton()),
-      ...order.slice(0, MOST_STACKS).map((it, i) => this.stack(it.holder, order.length > 1 ? `${bytes(it.bytes)} at the cursor` : undefined, i < 2)),
+      ...order.slice(0, MOST_STACKS).map((it, i) => this.stack(it.lines, order.length > 1 ? `${bytes(it.bytes)} at the cursor` : undefined, i < 2)),
       ...(order.length > MOST_STACKS ? [h("p", { class: "note" }, `${count(order.length - MOST_STACKS)} more stacks`)] : []),
     ];
   }
   /** A stack, the innermost line first. */
-  private stack(holder: Holder, words?: string, isOpen = true): HTMLElement {
-    const { view } = this, lines = view.trace.stackOf(holder).reverse();
+  private stack(outermost: string[], words?: string, isOpen = true): HTMLElement {
+    const { view } = this, lines = [...outermost].reverse();
     const list = h("ol", { class: "stack" }, ...lines.map((line) => h("li", {}, h("button", { type: "button", class: "plain", title: `Select everything below ${line}`, onclick: () => view.select({ kind: "line", text: line }) }, line))));
     return h("details", { open: isOpen }, h("summary", {}, words ? `Stack: ${words}` : `Stack, ${count(lines.length)} ${lines.length === 1 ? "frame" : "frames"}`), list);
   }
@@ -158,9 +172,9 @@ export class Pane {
   }
   /** The selection as text: its figures, then its stacks. */
   text(): string {
-    const picked = this.view.picked;
-    if (!picked) return "";
-    const words = [picked.title];
+    const { picked, marked } = this.view;
+    if (!picked && !marked) return "";
+    const words = [picked?.title ?? markTitle(marked!)];
     for (const term of this.body.querySelectorAll("dt")) words.push(`${term.textContent}: ${term.nextElementSibling?.textContent ?? ""}`);
     for (const stack of this.body.querySelectorAll("ol.stack")) words.push("", stack.previousElementSibling?.textContent ?? "", ...[...stack.querySelectorAll("li")].map((line) => "  " + line.textContent));
     return words.join("\n") + "\n";
@@ -193,6 +207,7 @@ export class Pane {
     switch (list.kind[at]) {
       case EVENT.born: case EVENT.freed: return { kind: "block", from: blocks.from[of], addr: blocks.addr[of] };
       case EVENT.bought: case EVENT.returned: return { kind: "segment", from: grounds.from[of], addr: grounds.addr[of] };
+      case EVENT.failed: return { kind: "mark", of: "out of memory", from: list.time[at] };
       default: return null;
     }
   }
@@ -207,7 +222,7 @@ export class Pane {
       const of = list.of[i], kind = list.kind[i], isBlock = kind === EVENT.born || kind === EVENT.freed, holder = isBlock ? view.trace.holders[blocks.what[of]] : null;
       const size = isBlock ? blocks.bytes[of] : kind === EVENT.failed ? view.trace.marks.get("out of memory")!.list[of].bytes : grounds.bytes[of];
       const words = isBlock ? shortSite(holder!.site) : kind === EVENT.failed ? "refused" : kind === EVENT.bought ? "segment, from the driver" : "segment, back to the driver";
-      const isPicked = picked !== null && (isBlock ? picked.has(of) : kind !== EVENT.failed && picked.ground === of);
+      const isPicked = kind === EVENT.failed ? view.marked?.kind === "out of memory" && view.marked.from === list.time[i] : picked !== null && (isBlock ? picked.has(of) : picked.ground === of);
       rows.push(h("li", { class: [i === at ? "current" : "", isPicked ? "picked" : "", isBlock && lit?.[blocks.what[of]] ? "lit" : "", kind === EVENT.failed ? "bad" : ""].filter(Boolean).join(" ") || null },
         h("button", { type: "button", class: "plain", "aria-current": i === at ? "true" : null, title: this.when(list.time[i]), onclick: () => { this.current = { device, at: i }; this.step(0, true); } },
           h("span", { class: "amount" }, (kind === EVENT.born || kind === EVENT.bought ? "+" : kind === EVENT.failed ? "\u2715" : "\u2212") + bytes(size)), h("span", { class: "words" }, words))));

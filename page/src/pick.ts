@@ -1,5 +1,5 @@
 // The selection: one block, or everything with something in common. All views outline the same blocks, holders and times.
-import { GROUPINGS, GROUPING_TITLES, type Chapter, type Device, type Grouping } from "./model";
+import { GROUPINGS, GROUPING_TITLES, type Chapter, type Device, type Grouping, type Mark } from "./model";
 import { bytes } from "./format";
 import { upTo } from "./pyramid";
 
@@ -13,7 +13,21 @@ export type Pick =
   | { kind: "size"; bytes: number }
   | { kind: "segment"; from: number; addr: number }
   /** Blocks that were handed out between two times. */
-  | { kind: "time"; from: number; to: number; text: string };
+  | { kind: "time"; from: number; to: number; text: string }
+  /** Something that happened: no memory belongs to it, and nothing is faded for it. */
+  | { kind: "mark"; of: string; from: number };
+
+/** What has blocks or holders. */
+type OfMemory = Exclude<Pick, { kind: "mark" }>;
+
+/** Marks that are selected as what they are; the others stand for what was handed out meanwhile. */
+export const SELF = ["cache emptied", "out of memory"];
+/** The mark that is selected. */
+export function markOf(pick: Pick | null, chapter: Chapter): Mark | null {
+  return pick?.kind === "mark" ? chapter.marks.get(pick.of)?.list.find((mark) => mark.from === pick.from) ?? null : null;
+}
+/** A mark in a few words. */
+export const markTitle = (mark: Mark): string => (mark.kind === "cache emptied" ? `Cache released at ${mark.text}` : `Request for ${bytes(mark.bytes)} refused`);
 
 /** For the link. */
 export const written = (pick: Pick): string => JSON.stringify(pick);
@@ -31,6 +45,7 @@ export function readPick(text: string | undefined): Pick | null {
     case "frames": return Array.isArray(it.names) && it.names.length && it.names.every(isText) ? { kind: "frames", names: it.names, isInner: it.isInner === true } : null;
     case "size": return isNumber(it.bytes) ? { kind: "size", bytes: it.bytes } : null;
     case "time": return isNumber(it.from) && isNumber(it.to) && isText(it.text) ? { kind: "time", from: it.from, to: it.to, text: it.text } : null;
+    case "mark": return SELF.includes(it.of) && isNumber(it.from) ? { kind: "mark", of: it.of, from: it.from } : null;
     default: return null;
   }
 }
@@ -48,7 +63,7 @@ export class Picked {
   /** The blocks that are selected, where they are fewer than all of their holders'. */
   private blocks: Set<number> | null = null;
   private sums: Float64Array | null = null;
-  constructor(readonly pick: Pick, readonly device: Device) {
+  constructor(readonly pick: OfMemory, readonly device: Device) {
     const { chapter } = device, { holders } = chapter;
     const byHolder = (is: (index: number) => boolean) => holders.map((_, index) => is(index));
     this.isWhole = true;
@@ -119,7 +134,7 @@ export class Picked {
   }
 }
 
-function titled(pick: Pick, chapter: Chapter, picked: Picked): string {
+function titled(pick: OfMemory, chapter: Chapter, picked: Picked): string {
   switch (pick.kind) {
     case "block": return picked.block < 0 ? "A block that this page does not have" : `Block of ${bytes(picked.device.rectangles().blocks.bytes[picked.block])}`;
     case "segment": return picked.ground < 0 ? "A segment that this page does not have" : `Segment of ${bytes(picked.device.rectangles().grounds.bytes[picked.ground])}`;
@@ -127,6 +142,6 @@ function titled(pick: Pick, chapter: Chapter, picked: Picked): string {
     case "line": return `Line: ${pick.text}`;
     case "frames": return `Frame: ${pick.names[pick.names.length - 1]}`;
     case "size": return `Blocks of ${bytes(pick.bytes)}`;
-    case "time": return chapter.marks.get("step")?.list.some((it) => it.from === pick.from) ? `Handed out in ${pick.text}` : `Handed out during ${pick.text}`;
+    case "time": return chapter.marks.get("step")?.list.some((it) => it.from === pick.from) ? `Allocated in ${pick.text}` : `Allocated during ${pick.text}`;
   }
 }

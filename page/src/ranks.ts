@@ -1,5 +1,5 @@
 // All traces of the file side by side: small pictures on one scale, a heat map, and what is said of the job.
-import { theme } from "./colours";
+import { isLight, theme } from "./colours";
 import { fitted, h, Picture } from "./dom";
 import { bytes, tickTime, ticks } from "./format";
 import type { Cell } from "./data";
@@ -40,7 +40,7 @@ export class Ranks {
   private origin(chapter: Chapter): number { return this.isAligned ? 0 : chapter.head.origin_ns; }
   private scale(): string {
     const top = Math.max(...this.rows.map(([, device]) => device.total[device.peak] ?? 0), 0);
-    return `Held over time: from nothing, pale, to ${bytes(top)}, dark`;
+    return `Held over time: from nothing, faint, to ${bytes(top)}, strong`;
   }
   private open(row: number) {
     const found = this.rows[row];
@@ -84,6 +84,8 @@ export class Ranks {
   private draw(context: CanvasRenderingContext2D, width: number) {
     const rows = this.rows, colour = theme(), span = this.span, top = Math.max(...rows.map(([, device]) => device.total[device.peak] ?? 0), 1);
     const plot = width - LEFT - RIGHT;
+    // What is nothing is close to the ground that it lies on.
+    const ramp = isLight(colour.panel) ? [[232, 8], [240, 48], [247, 107]] : [[42, 126], [54, 203], [66, 255]];
     context.textBaseline = "middle";
     rows.forEach(([chapter, device], row) => {
       context.fillStyle = this.isShown(chapter, device) ? colour.ink : colour.soft;
@@ -101,7 +103,7 @@ export class Ranks {
         const from = Math.max(0, upTo(device.times, at) - 1);
         if (device.times[from] > next) continue;
         const high = device.total[device.highest.best(from, Math.max(upTo(device.times, next), from + 1))];
-        context.fillStyle = `rgb(${[[247, 8], [251, 48], [255, 107]].map(([pale, deep]) => Math.round(pale + (deep - pale) * (high / top))).join()})`;
+        context.fillStyle = `rgb(${ramp.map(([faint, strong]) => Math.round(faint + (strong - faint) * (high / top))).join()})`;
         context.fillRect(LEFT + x, row * ROW + 1, 1, ROW - 2);
       }
       for (const oom of ["out of memory", "finding"].flatMap((kind) => chapter.marks.get(kind)?.list ?? [])) {

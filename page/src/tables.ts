@@ -26,14 +26,11 @@ export function grid(table: Grid, pattern: RegExp | null): HTMLElement {
       const [text, raw] = cell(value), tint = column === 0 ? table.swatch?.(index) : null, isFile = table.columns[column][0] === "trace";
       const shown = isFile ? shortFile(text) : shortSite(text);
       const element = h("td", { class: numeric[column] ? "number" : isFile ? "file" : text.length < 24 ? "short" : null, "data-value": raw, title: !numeric[column] && shown !== text ? text : null });
-      if (tint) {
-        const swatch = h("span", { class: "swatch" });
-        swatch.style.background = tint;
-        element.append(swatch);
-      }
-      if (table.onRow && column === 0) element.append(h("button", { type: "button", class: "plain", "aria-pressed": table.isPicked ? isPicked : null, onclick: () => table.onRow!(index) }, shown));
+      const swatch = tint ? h("span", { class: "swatch" }) : "";
+      if (swatch && tint) swatch.style.background = tint;
+      if (table.onRow && column === 0) element.append(h("button", { type: "button", class: "plain", "aria-pressed": table.isPicked ? isPicked : null, onclick: () => table.onRow!(index) }, swatch, shown));
       else if (typeof value === "object" && value?.c !== undefined) element.append(command(value.c));
-      else element.append(shown);
+      else element.append(swatch, shown);
       line.append(element);
     });
     return line;
@@ -108,7 +105,7 @@ export class Tables {
       devices.push([name, device.name, b(device.total_bytes), b(device.driver.peak_bytes), b(device.driver.live_bytes), b(torch?.peak_allocated_bytes), b(torch?.peak_reserved_bytes), b(torch?.peak_requested_bytes), { n: device.driver.allocs }, { n: device.driver.frees }, { n: device.driver.failed }]);
       for (const owner of device.owners) owners.push([name, owner.owner, b(owner.bytes_at_peak), b(owner.peak_bytes), b(owner.live_bytes)]);
     }
-    const columns: [string, string][] = [["device", "device"], ["name", "name"], ["total_bytes", "memory"], ["driver.peak_bytes", "peak"], ["driver.live_bytes", "live at end"], ["torch.peak_allocated_bytes", "torch allocated"], ["torch.peak_reserved_bytes", "torch reserved"], ["torch.peak_requested_bytes", "torch requested"], ["driver.allocs", "handed out"], ["driver.frees", "given back"], ["driver.failed", "refused"]];
+    const columns: [string, string][] = [["device", "device"], ["name", "name"], ["total_bytes", "memory"], ["driver.peak_bytes", "peak"], ["driver.live_bytes", "live at end"], ["torch.peak_allocated_bytes", "torch allocated"], ["torch.peak_reserved_bytes", "torch reserved"], ["torch.peak_requested_bytes", "torch requested"], ["driver.allocs", "allocated"], ["driver.frees", "freed"], ["driver.failed", "refused"]];
     const title = "Figures of each device (gputrace summary)";
     const counts: Section = { name: "summary", title, items: [
       { fact: "events", label: "events", value: { n: process.events }, remark: "" }, { fact: "lost_events", label: "lost events", value: { n: process.lost_events }, remark: "" },

@@ -7,6 +7,7 @@ import { colours, theme, isLight } from "./colours";
 import { bytes, count, tickBytes, ticks, time } from "./format";
 import { lanes, positions, type Lane } from "./lanes";
 import { isRest, type Device, type Mark } from "./model";
+import { SELF } from "./pick";
 import { upTo } from "./pyramid";
 import { mixed, packed, Raster } from "./raster";
 import { HEIGHTS, type View } from "./view";
@@ -45,7 +46,7 @@ export class Timeline {
   private drag: { from: number; isPan: boolean; window: [number, number] } | null = null;
 
   constructor(private view: View) {
-    this.picture = new Picture(400, "Memory over time. Left and right move the cursor, up and down go through the blocks that are handed out and freed, W and S zoom, A and D move, Enter selects the largest block at the cursor.", (context, width) => this.draw(context, width));
+    this.picture = new Picture(400, "Memory over time. Left and right move the cursor, up and down go through the blocks that are allocated and freed, W and S zoom, A and D move, Enter selects the largest block at the cursor.", (context, width) => this.draw(context, width));
     this.overview = new Picture(MAP, "", (context, width) => this.drawOverview(context, width));
     this.overview.canvas.removeAttribute("role");
     this.overview.canvas.removeAttribute("aria-label");
@@ -86,7 +87,7 @@ export class Timeline {
     const bottom = TOP + this.plot;
     if (!device || !device.n) {
       context.fillStyle = colour.soft;
-      context.fillText("No memory of a device was handed out.", LEFT, TOP + 20);
+      context.fillText("No memory of a device was allocated.", LEFT, TOP + 20);
       return;
     }
     const plot = width - LEFT - RIGHT, plotted = this.plotted(device, plot, colour), { columns, low, top } = plotted, { litBytes, picked } = view;
@@ -107,40 +108,49 @@ export class Timeline {
     };
     if (litBytes) line(litBytes);
     if (picked?.isWhole && view.drawn === "groups" && !view.isAlone) line(picked.bytes);
-    this.limits(context, width, y, columns, top, colour);
-    for (const outline of plotted.outlines.values()) this.outlined(context, outline, colour.ink, colour.panel);
-    if (this.found && this.found.block >= 0 && !plotted.outlines.has(this.found.block)) this.outlined(context, this.outlineOf(this.found.block, plotted), colour.ink, colour.panel);
+    const labels = this.limits(context, width, y, columns, top, colour);
+    this.outlined(context, [...plotted.outlines.values()], colour.ink, colour.panel);
+    if (this.found && this.found.block >= 0 && !plotted.outlines.has(this.found.block)) this.outlined(context, [this.outlineOf(this.found.block, plotted)], colour.ink, colour.panel);
     context.restore();
     this.chosen(context, width, bottom, colour);
+    labels();
     this.drawLanes(context, width, bottom + AXIS, colour);
     this.remark(device);
   }
-  /** Strokes a band, dark on pale. */
-  private outlined(context: CanvasRenderingContext2D, outline: Outline, ink: string, panel: string) {
-    if (!outline.length) return;
+  /** Strokes around bands, dark on pale: what is inside keeps its colour, however narrow it is. */
+  private outlined(context: CanvasRenderingContext2D, outlines: Outline[], ink: string, panel: string) {
+    const path = new Path2D();
+    for (const outline of outlines) this.trace(path, outline);
+    const outside = new Path2D();
+    outside.rect(0, 0, this.picture.width, TOP + this.plot);
+    outside.addPath(path);
+    context.save();
+    context.clip(outside, "evenodd");
+    for (const [style, wide] of [[panel, 5], [ink, 3]] as const) {
+      context.strokeStyle = style;
+      context.lineWidth = wide;
+      context.stroke(path);
+    }
+    context.restore();
+  }
+  private trace(path: Path2D, outline: Outline) {
     const { ratio } = this.picture;
-    context.beginPath();
     for (let from = 0; from < outline.length;) {
       let to = from + 3;
       while (to < outline.length && outline[to] === outline[to - 3] + 1) to += 3;
       const x = (at: number) => LEFT + outline[at], [low, high] = [1, 2].map((side) => (at: number) => TOP + outline[at + side] / ratio);
-      context.moveTo(x(from), low(from));
+      path.moveTo(x(from), low(from));
       // Only where the edge moves: a long band has few corners.
       for (let at = from; at < to; at += 3) {
-        if (at === from || outline[at + 2] !== outline[at - 1]) context.lineTo(x(at), high(at));
-        if (at + 3 >= to || outline[at + 5] !== outline[at + 2]) context.lineTo(x(at) + 1, high(at));
+        if (at === from || outline[at + 2] !== outline[at - 1]) path.lineTo(x(at), high(at));
+        if (at + 3 >= to || outline[at + 5] !== outline[at + 2]) path.lineTo(x(at) + 1, high(at));
       }
       for (let at = to - 3; at >= from; at -= 3) {
-        if (at + 3 >= to || outline[at + 4] !== outline[at + 1]) context.lineTo(x(at) + 1, low(at));
-        if (at === from || outline[at - 2] !== outline[at + 1]) context.lineTo(x(at), low(at));
+        if (at + 3 >= to || outline[at + 4] !== outline[at + 1]) path.lineTo(x(at) + 1, low(at));
+        if (at === from || outline[at - 2] !== outline[at + 1]) path.lineTo(x(at), low(at));
       }
-      context.closePath();
+      path.closePath();
       from = to;
-    }
-    for (const [style, wide] of [[panel, 4], [ink, 1.75]] as const) {
-      context.strokeStyle = style;
-      context.lineWidth = wide;
-      context.stroke();
     }
   }
   /** Where a block is in the picture. */
@@ -288,7 +298,8 @@ export class Timeline {
     if (summary.total_bytes) levels.push(["the card", summary.total_bytes]);
     return levels;
   }
-  private limits(context: CanvasRenderingContext2D, width: number, y: (value: number) => number, columns: Column[], top: number, colour: ReturnType<typeof theme>) {
+  /** Lines above what was handed out, and requests that failed. Their labels are drawn by what it returns: above the lines of the cursor. */
+  private limits(context: CanvasRenderingContext2D, width: number, y: (value: number) => number, columns: Column[], top: number, colour: ReturnType<typeof theme>): () => void {
     const { view, summary } = this, device = view.dev!, right = width - RIGHT;
     const label = (text: string, x: number, at: number, style: string, align: CanvasTextAlign) => {
       context.textAlign = align;
@@ -330,15 +341,22 @@ export class Timeline {
       if (samples.length) label("the driver's figure", Math.min(samples[0][0] + 8, right - 110), y(samples[0][1]) + 6, colour.accent, "left");
       if (total && total <= top) { stroke(colour.bad, [], 1.5, () => { context.moveTo(LEFT, y(total)); context.lineTo(right, y(total)); }); label(`the card: ${bytes(total)}`, right - 4, y(total) + 15, colour.bad, "right"); }
     }
-    const refused = view.isAlone ? [] : this.refused();
+    const refused = view.isAlone ? [] : this.refused(), labels: { text: string; x: number; at: number; isLeft: boolean; wide: number }[] = [];
     for (const { at, from, bytes: asked, mark } of refused) {
       const x = this.x(at, width);
       if (x < LEFT || x > right || !asked) continue;
       const [low, high] = [y(from), Math.max(TOP, y(from + asked))];
       stroke(colour.bad, [3, 2], 1.25, () => context.rect(x, high, Math.max(10, Math.min(60, right - x - 1)), low - high));
-      const isLeft = x > width / 2;
-      label(`${bytes(asked)} refused${mark === refused.at(-1)?.mark && this.isOwnLimit ? ", by a limit of PyTorch" : ""}`, isLeft ? x - 5 : x + 5, Math.max(TOP + 26, high + 12), colour.bad, isLeft ? "right" : "left");
+      const isLeft = x > width / 2, text = `${bytes(asked)} refused${mark === refused.at(-1)?.mark && this.isOwnLimit ? ", by a limit of PyTorch" : ""}`;
+      labels.push({ text, x: isLeft ? x - 5 : x + 5, at: Math.max(TOP + 26, high + 12), isLeft, wide: context.measureText(text).width });
     }
+    // Those that would lie on each other are above each other.
+    return () => labels.sort((a, b) => b.at - a.at).forEach((it, i) => {
+      const left = (one: typeof it) => (one.isLeft ? one.x - one.wide : one.x), near = (one: typeof it) => left(one) < left(it) + it.wide && left(it) < left(one) + one.wide;
+      const above = labels.slice(0, i).filter(near).reduce((at, one) => Math.min(at, one.at - 14), it.at);
+      it.at = Math.max(TOP + 12, above);
+      label(it.text, it.x, it.at, colour.bad, it.isLeft ? "right" : "left");
+    });
   }
   private axes(context: CanvasRenderingContext2D, width: number, [low, top]: [number, number], y: (value: number) => number, colour: ReturnType<typeof theme>) {
     const { view } = this;
@@ -415,7 +433,7 @@ export class Timeline {
     return this.view.dev!.place(this.view.axis, at);
   }
   private drawLanes(context: CanvasRenderingContext2D, width: number, top: number, colour: ReturnType<typeof theme>) {
-    const { view } = this, pattern = view.search.pattern, pick = view.pick?.kind === "time" ? view.pick : null;
+    const { view } = this, pattern = view.search.pattern, pick = view.pick?.kind === "time" ? view.pick : null, { marked } = view;
     lanes(view.trace).forEach((row, lane) => {
       const y = top + lane * LANE, { title, kind, list } = row, [froms, tos] = positions(row, view.dev!, view.axis, view.extent[1]);
       context.fillStyle = colour.soft;
@@ -429,7 +447,7 @@ export class Timeline {
         const mark = list[i], from = Math.max(LEFT, this.x(froms[i], width)), to = Math.min(width - RIGHT, this.x(tos[i], width));
         isOdd = !isOdd;
         const isFinding = kind === "finding", isBad = kind === "out of memory" || isFinding || (kind === "nccl" && mark.to === null), isLit = pattern?.test(mark.text);
-        const isPicked = pick !== null && pick.from === mark.from && pick.text === mark.text;
+        const isPicked = mark === marked || (pick !== null && pick.from === mark.from && pick.text === mark.text);
         // What is below a pixel and where something is drawn already is not drawn again.
         if (to - from < 1 && from < until && !isBad && !isLit && !isPicked) continue;
         const tint = isBad ? colour.bad : isLit ? colour.accent : kind === "nccl" ? "#009e73" : kind === "cache emptied" ? "#d55e00" : isOdd ? "#8aa5b8" : "#b4c6d2";
@@ -437,7 +455,10 @@ export class Timeline {
         context.fillRect(isFinding ? from - 1.5 : from, y + 2, Math.max(isFinding ? 4 : 1.5, to - from - 0.5), LANE - 4);
         if (isPicked) { context.strokeStyle = colour.ink; context.lineWidth = 1.5; context.strokeRect(from, y + 1.5, Math.max(3, to - from), LANE - 3); }
         context.fillStyle = isLight(tint.startsWith("#") && tint.length === 7 ? tint : "#888888") ? "#111" : "#fff";
-        if (to - from > 30) context.fillText(fitted(context, mark.text, to - from - 6), from + 3, y + LANE / 2 + 0.5);
+        // The row says that these are steps.
+        const number = kind === "step" && context.measureText(mark.text).width > to - from - 6 ? /\d+$/.exec(mark.text)?.[0] : undefined;
+        if (number && to - from > 18 && context.measureText(number).width <= to - from - 4) context.fillText(number, from + 2, y + LANE / 2 + 0.5);
+        else if (!number && to - from > 30) context.fillText(fitted(context, mark.text, to - from - 6), from + 3, y + LANE / 2 + 0.5);
         until = from + 1;
       }
     });
@@ -595,7 +616,7 @@ export class Timeline {
     if (lane) {
       view.put(device.at(lane.from) < 0 ? 0 : device.at(lane.from));
       view.moment = "cursor";
-      return view.select({ kind: "time", from: lane.from, to: lane.to ?? view.trace.head.duration_ns, text: lane.text });
+      return view.select(SELF.includes(lane.kind) ? { kind: "mark", of: lane.kind, from: lane.from } : { kind: "time", from: lane.from, to: lane.to ?? view.trace.head.duration_ns, text: lane.text });
     }
     view.put(device.at0(view, at), at);
     if (view.moment !== "base") view.moment = "cursor";
@@ -673,7 +694,7 @@ export class Timeline {
   }
   /** Zooms to the part that is chosen, or to the life of what is selected. */
   zoomToSelection() {
-    const { view } = this, device = view.dev, life = view.picked?.span;
+    const { view } = this, device = view.dev, { marked } = view, life = marked ? [marked.from, marked.to ?? marked.from] : view.picked?.span;
     if (!device?.n) return;
     const [from, to] = view.span ?? (life ? life.map((at) => this.place(Math.min(at, view.trace.head.duration_ns))) : view.window), around = view.span ? 0 : Math.max((to - from) / 12, 1e-9);
     view.zoom(from - around, to + around);
@@ -711,6 +732,7 @@ export class Timeline {
     if (!list.length || !view.dev?.n) return;
     const state = (mark: Mark) => Math.max(0, view.dev!.at(mark.from));
     const mark = by > 0 ? list.find((mark) => state(mark) > view.cursor) ?? list[0] : list.findLast((mark) => state(mark) < view.cursor) ?? list[list.length - 1];
+    if (SELF.includes(kind)) [view.pick, view.isAlone] = [{ kind: "mark", of: kind, from: mark.from }, false];
     this.move(state(mark));
   }
 }

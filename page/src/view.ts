@@ -1,7 +1,7 @@
 // What is looked at: kept in the address behind #, so that a link shows the same, and the browser's "back" goes back.
-import { AXES, HOST, type Axis, type Chapter, type Device, type Grouping } from "./model";
+import { AXES, HOST, type Axis, type Chapter, type Device, type Grouping, type Mark } from "./model";
 import type { Data } from "./data";
-import { Picked, readPick, written, type Pick } from "./pick";
+import { markOf, Picked, readPick, written, type Pick } from "./pick";
 import { upTo } from "./pyramid";
 import { lit, search, type Search } from "./search";
 
@@ -76,19 +76,21 @@ export class View {
   /** The selection, in what is shown. */
   get picked(): Picked | null {
     const { pick, dev, reading } = this;
-    if (!pick || !dev?.n) return null;
+    if (!pick || pick.kind === "mark" || !dev?.n) return null;
     if (this.pickedFor?.[0] !== pick || this.pickedFor[1] !== reading) this.pickedFor = [pick, reading, new Picked(pick, dev)];
     return this.pickedFor[2];
   }
+  /** The mark that is selected. */
+  get marked(): Mark | null { return markOf(this.pick, this.trace); }
   /** What finds the selected line in words: the search comes first. */
   get words(): RegExp | null {
-    const { pick, search: { pattern } } = this, place = pick?.kind === "line" ? /[^/()]+:\d+(?=\))/.exec(pick.text)?.[0] : undefined;
+    const { pick, search: { pattern } } = this, text = pick?.kind === "line" ? pick.text : this.marked?.text, place = /[^/()]+:\d+(?=\))/.exec(text ?? "")?.[0];
     return pattern ?? (place ? new RegExp(place.replace(/[.*+?^${}()|[\]\\]/g, "\\$&") + "\\)") : null);
   }
   /** Selects something; `null` nothing. */
   select(pick: Pick | null) {
     this.pick = pick;
-    if (!pick) this.isAlone = false;
+    if (!pick || pick.kind === "mark") this.isAlone = false;
     this.changed();
   }
   /** What the caption is true of. */
@@ -261,7 +263,7 @@ export class View {
     this.search = search(parts.get("search") ?? "");
     this.only = parts.get("only") ?? null;
     this.pick = readPick(parts.get("pick"));
-    this.isAlone = this.pick !== null && parts.get("alone") === "yes";
+    this.isAlone = this.pick !== null && this.pick.kind !== "mark" && parts.get("alone") === "yes";
     const device = this.dev;
     if (!device || !device.n) return;
     const state = (change: number) => Math.max(0, upTo(device.changes, change) - 1);

@@ -10,7 +10,7 @@ import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { parseArgs } from "node:util";
 import { chromium } from "playwright-core";
-import { check, compare, isExample, keys, reach, reached, read, rememberClicks, rest, search, selection, states, tabs, wrong } from "./checks.mjs";
+import { check, compare, isExample, keys, narrow, reach, reached, read, rememberClicks, rest, search, selection, states, tabs, wrong } from "./checks.mjs";
 
 const { values: options, positionals: traces } = parseArgs({ allowPositionals: true, options: { gputrace: { type: "string" }, shots: { type: "string" }, browser: { type: "string" } } });
 const browsers = [options.browser, process.env.GPUTRACE_BROWSER, "/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
@@ -57,6 +57,7 @@ for (const trace of traces) {
   await search(page, name);
   n += await selection(page, name);
   if (isExample(name)) await reach(page, name);
+  await narrow(page, name);
   await page.evaluate(() => { window.gputrace.view.restore(""); window.gputrace.view.by = "site"; window.gputrace.view.changed(); });
   for (const theme of ["light", "dark"]) {
     await page.emulateMedia({ colorScheme: theme });

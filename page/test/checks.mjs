@@ -164,6 +164,19 @@ export async function tabs(page, name, view) {
   return n;
 }
 
+/** On a phone no view is wider than the screen, and no row of a table higher than nine lines. */
+export async function narrow(page, name) {
+  await page.setViewportSize({ width: 390, height: 844 });
+  for (const tab of await page.$$eval("[role=tab]", (tabs) => tabs.map((tab) => tab.id.slice(4)))) {
+    await page.evaluate((tab) => { const { view } = window.gputrace; view.tab = tab; view.changed(); }, tab);
+    await rest(page, 120);
+    const [wide, [tall, row]] = await page.evaluate(() => [document.documentElement.scrollWidth, [...document.querySelectorAll("tbody tr")].map((row) => [row.checkVisibility() ? row.getBoundingClientRect().height : 0, row.innerText]).reduce((most, row) => (row[0] > most[0] ? row : most), [0, ""])]);
+    check(wide <= 390, `${name} ${tab}: ${wide} pixels wide, where 390 are there`);
+    check(tall <= 180, `${name} ${tab}: on a phone a row is ${tall} pixels high: ${row.replace(/\s+/g, " ").slice(0, 80)}`);
+  }
+  await page.setViewportSize({ width: 1280, height: 800 });
+}
+
 export async function search(page, name) {
   await page.fill("#search", "PyTorch|libn?c");
   await rest(page, 60);

@@ -5,13 +5,13 @@ import { Data, decoded } from "../src/data";
 import { choose, shadeOf, shades, sweep } from "../src/blocks";
 import { EVENT, eventAt, events } from "../src/events";
 import { rows } from "../src/lanes";
-import { Picked, readPick, written, type Pick } from "../src/pick";
+import { markOf, Picked, readPick, written, type Pick } from "../src/pick";
 import { labelled, shape, words } from "../src/curve";
 import { shortFile } from "../src/dom";
 import { boxes, folded, ordered, sandwich, tree, width } from "../src/flame";
 import { address } from "../src/owners";
 import { bytes, count, tickTime, ticks, time } from "../src/format";
-import { Chapter, Compact, GROUPINGS } from "../src/model";
+import { Chapter, Compact, GROUPINGS, NO_STACK } from "../src/model";
 import { Pyramid, upTo } from "../src/pyramid";
 import { mixed, packed, Raster } from "../src/raster";
 import { lit, search } from "../src/search";
@@ -246,8 +246,8 @@ test("a colour has four shades, and a block always the same", () => {
 });
 
 test("a selection has its blocks and its holders, and is what its link says", () => {
-  const device = chapter().devices[0], of = (pick: Pick) => new Picked(pick, device);
-  const cases: [Pick, boolean[], number[]][] = [
+  const device = chapter().devices[0], of = (pick: Exclude<Pick, { kind: "mark" }>) => new Picked(pick, device);
+  const cases: [Exclude<Pick, { kind: "mark" }>, boolean[], number[]][] = [
     [{ kind: "block", from: 20, addr: 10 }, [true, false, false], [1]], [{ kind: "block", from: 21, addr: 10 }, [false, false, false], []],
     [{ kind: "group", by: "role", name: "weights" }, [true, false, false], [0, 1]], [{ kind: "line", text: "y (b.py:2)" }, [false, true, false], [2]],
     [{ kind: "size", bytes: 7 }, [false, true, false], [2]], [{ kind: "segment", from: 5, addr: 0 }, [true, true, false], [0, 1, 2]], [{ kind: "time", from: 15, to: 30, text: "step 1" }, [true, true, false], [1, 2]],
@@ -262,6 +262,17 @@ test("a selection has its blocks and its holders, and is what its link says", ()
   for (const wrong of [undefined, "", "{", "[]", '"block"', '{"kind":"block"}', '{"kind":"group","by":"x","name":"y"}', '{"kind":"frames","names":[]}', '{"kind":"size","bytes":"7"}']) assert.equal(readPick(wrong), null, String(wrong));
 });
 
+test("a mark that is selected is found again by its link, and has its stack or none", () => {
+  const trace = chapter(), mark = (from: number, stack: number) => ({ kind: "cache emptied", from, to: from, text: "x (a.py:1)", device: 0, bytes: 7, stack }), list = [mark(20, 0), mark(50, 2)];
+  trace.marks.set("cache emptied", { list, n: 2 });
+  const pick: Pick = { kind: "mark", of: "cache emptied", from: 50 };
+  assert.deepEqual(readPick(written(pick)), pick);
+  assert.equal(markOf(pick, trace), list[1]);
+  assert.deepEqual([markOf({ ...pick, from: 51 }, trace), markOf({ ...pick, of: "step" }, trace), markOf(null, trace)], [null, null, null]);
+  assert.deepEqual(list.map((mark) => trace.stackOfMark(mark)), [[NO_STACK], ["main (a.py:9)", "x (a.py:1)"]]);
+  for (const wrong of ['{"kind":"mark","of":"step","from":1}', '{"kind":"mark","of":"cache emptied"}']) assert.equal(readPick(wrong), null, wrong);
+});
+
 test("events are in their order: what is freed comes before what is handed out then", () => {
   const list = events(chapter().devices[0]), name = Object.fromEntries(Object.entries(EVENT).map(([name, kind]) => [kind, name]));
   assert.deepEqual(Array.from(list.time, (time, i) => [time, name[list.kind[i]], list.of[i]]), [[5, "bought", 0], [5, "bought", 1], [10, "born", 0], [20, "born", 1], [30, "born", 2], [40, "freed", 0], [40, "freed", 1]]);
@@ -269,13 +280,13 @@ test("events are in their order: what is freed comes before what is handed out t
 });
 
 test("steps are equally wide, and nothing lies between them", () => {
-  const trace = chapter(), mark = (from: number, to: number | null) => ({ kind: "step", from, to, text: "", device: -1, bytes: 0 });
+  const trace = chapter(), mark = (from: number, to: number | null) => ({ kind: "step", from, to, text: "", device: -1, bytes: 0, stack: 0 });
   trace.marks.set("step", { list: [mark(20, 30), mark(50, 90)], n: 2 });
   assert.deepEqual([0, 10, 20, 25, 30, 40, 50, 70, 90, 95, 100].map((at) => trace.stepAt(at)), [-1, -0.5, 0, 0.5, 1, 1, 1, 1.5, 2, 2.5, 3]);
 });
 
 test("ranges that lie in one another have rows of their own", () => {
-  const mark = (from: number, to: number | null) => ({ kind: "nvtx", from, to, text: "", device: -1, bytes: 0 });
+  const mark = (from: number, to: number | null) => ({ kind: "nvtx", from, to, text: "", device: -1, bytes: 0, stack: 0 });
   const shown = rows([mark(0, 100), mark(0, 10), mark(2, 5), mark(10, 20), mark(12, null), mark(100, 110)]).map((row) => row.map(({ from }) => from));
   assert.deepEqual(shown, [[0, 100], [0, 10], [2, 12]]);
 });

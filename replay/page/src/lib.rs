@@ -34,7 +34,7 @@ use gputrace_analyse::story::Story;
 use gputrace_answers::layers::{OfBlocks, of_blocks};
 use gputrace_report::model::{Part, Section};
 use gputrace_report::summary::Summary;
-use gputrace_schemas::event::Nanos;
+use gputrace_schemas::event::{Nanos, StackId};
 use gputrace_trace::clocks;
 use gputrace_trace::import::Requests;
 use gputrace_trace::owners::TORCH;
@@ -282,7 +282,8 @@ impl Chapter {
             for step in &training.steps {
                 let text = format!("step {}", step.number);
                 let (from, to) = (step.begin, step.end);
-                steps.add(Mark { kind: MarkKind::Step, from, to, text, device: -1, bytes: 0 });
+                let stack = StackId(0);
+                steps.add(Mark { kind: MarkKind::Step, from, to, text, device: -1, bytes: 0, stack });
             }
             steps.thin();
         }
@@ -325,8 +326,8 @@ impl Chapter {
     fn read_stacks(&mut self, source: &Source) {
         let mut lines = Lines::new(source.definitions(), Native::Hidden);
         let mut known: FxHashMap<Vec<Line>, u32> = FxHashMap::default();
-        for (_, holder) in &self.holders {
-            let stack = holder.stack;
+        let marks = self.marks.iter().flat_map(|(_, marks)| &marks.list).map(|mark| mark.stack);
+        for stack in self.holders.iter().map(|(_, holder)| holder.stack).chain(marks) {
             if self.stack_of.contains_key(&stack.0) {
                 continue;
             }
@@ -494,6 +495,11 @@ impl Chapter {
             "time": columns.add(list.iter().map(|mark| mark.to.map_or(0, |to| to.0.saturating_sub(mark.from.0) + 1))),
             "device": columns.add_signed(list.iter().map(|mark| i64::from(mark.device))),
             "bytes": columns.add(list.iter().map(|mark| mark.bytes)),
+            // 0: none.
+            "stack": columns.add(list.iter().map(|mark| match mark.stack {
+                StackId(0) => 0,
+                stack => self.stack_of.get(&stack.0).map_or(0, |number| u64::from(*number) + 1),
+            })),
             "text": text,
             "texts": texts,
         })

@@ -178,6 +178,36 @@ fn marks_are_where_they_were() {
 }
 
 #[test]
+fn what_emptied_the_cache_and_what_was_refused_have_their_stacks() {
+    let scene = SCENE
+        .replace("\n     Free addr=a", "\n     Free addr=a by=empty_cache@/job/a.py:5,outer@/job/a.py:9")
+        .replace("oom bytes=1G", "oom bytes=1G by=inner@/job/a.py:2,outer@/job/a.py:9");
+    let (page, ..) = page(&scene);
+    let (head, columns) = read(&page);
+    let chapter = &head["chapters"][0];
+    let column = |id: &Json| &columns[id.as_u64().unwrap() as usize];
+    let [lengths, lines] = ["stack_lengths", "stack_lines"].map(|name| column(&chapter[name]));
+    let stack = |number: i64| match usize::try_from(number - 1) {
+        Err(_) => "none".to_owned(),
+        Ok(idx) => {
+            let from: i64 = lengths[..idx].iter().sum();
+            let of_stack = lines.iter().skip(from as usize).take(lengths[idx] as usize);
+            of_stack
+                .map(|line| chapter["frames"][*line as usize][0].as_str().unwrap())
+                .collect::<Vec<_>>()
+                .join(" > ")
+        }
+    };
+    let shown: Vec<String> = chapter["marks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|marks| format!("{}: {}", marks["kind"].as_str().unwrap(), stack(column(&marks["stack"])[0])))
+        .collect();
+    assert_eq!(shown, ["out of memory: outer > inner", "nvtx: none", "cache emptied: outer > empty_cache"]);
+}
+
+#[test]
 fn no_name_is_markup_and_nothing_is_loaded() {
     let hostile = "</script><script>alert(1)</script><img/src=x>";
     let scene = format!(

@@ -89,6 +89,8 @@ pub(super) struct Mark {
     pub text: String,
     pub device: i16,
     pub bytes: u64,
+    /// Where the program was; 0 where that is not known.
+    pub stack: StackId,
 }
 
 /// What is marked.
@@ -116,6 +118,15 @@ impl MarkKind {
             MarkKind::Nccl => "nccl",
         }
     }
+}
+
+/// The cache of a device is being emptied: since when, up to when, how much, from where.
+#[derive(Clone, Copy)]
+struct Emptying {
+    from: Nanos,
+    to: Nanos,
+    bytes: u64,
+    stack: StackId,
 }
 
 /// Marks of one kind: the longest, where there are too many.
@@ -192,8 +203,8 @@ pub(super) struct Collector<'a> {
     ranges: FxHashMap<ThreadId, Vec<(Nanos, String)>>,
     processes_ranges: FxHashMap<u64, (Nanos, String)>,
     calls: FxHashMap<u64, (Nanos, String, u64)>,
-    /// The cache of a device is being emptied since when, up to when, how much, from where.
-    emptying: BTreeMap<i16, (Nanos, Nanos, u64, SiteId)>,
+    /// The caches that are being emptied, by device.
+    emptying: BTreeMap<i16, Emptying>,
     touched: Vec<(i16, Vec<Row>)>,
     /// Where all of it is written down too.
     tape: Option<Arc<Tape>>,
@@ -388,7 +399,7 @@ impl<'a> Collector<'a> {
                     device.segments = device.segments.saturating_sub(object.bytes.0);
                     let is_trim = matches!(&event.kind, EventKind::Call(call) if !call.in_allocate);
                     if is_trim && object.kind != MemoryKind::Virtual {
-                        self.trims(ledger, event, object.device, object.bytes);
+                        self.trims(event, object.device, object.bytes);
                     }
                 } else {
                     if object.addr != 0 {
@@ -414,7 +425,7 @@ impl<'a> Collector<'a> {
             Step::Unmapped(range) => {
                 self.ground_ends(range.device, range.addr, event.time);
                 if range.torch && matches!(&event.kind, EventKind::Call(call) if !call.in_allocate) {
-                    self.trims(ledger, event, range.device, range.bytes);
+                    self.trims(event, range.device, range.bytes);
                 }
             }
             Step::Gained(_)
@@ -557,26 +568,23 @@ impl<'a> Collector<'a> {
         }
     }
 
-    fn trims(&mut self, ledger: &Ledger, event: &Event, device: i16, bytes: Bytes) {
-        let site = ledger.sites.site_of(event.stack);
-        let it = self.emptying.entry(device).or_insert((event.time, event.time, 0, site));
-        it.1 = event.time;
-        it.2 = it.2.saturating_add(bytes.0);
+    fn trims(&mut self, event: &Event, device: i16, bytes: Bytes) {
+        let Event { time, stack, .. } = *event;
+        let it = self.emptying.entry(device).or_insert(Emptying { from: time, to: time, bytes: 0, stack });
+        it.to = time;
+        it.bytes = it.bytes.saturating_add(bytes.0);
     }
 
-    fn emptied(
-        &mut self,
-        ledger: &Ledger,
-        device: i16,
-        (from, to, bytes, site): (Nanos, Nanos, u64, SiteId),
-    ) {
-        let text = ledger.sites.site_name(site);
-        let mark = Mark { kind: MarkKind::EmptyCache, from, to: Some(to), text, device, bytes };
+    fn emptied(&mut self, ledger: &Ledger, device: i16, emptying: Emptying) {
+        let Emptying { from, to, bytes, stack } = emptying;
+        let text = ledger.sites.site_name(ledger.sites.site_of(stack));
+        let mark = Mark { kind: MarkKind::EmptyCache, from, to: Some(to), text, device, bytes, stack };
         self.marks.entry(MarkKind::EmptyCache).or_default().add(mark);
     }
 
     fn mark(&mut self, kind: MarkKind, from: Nanos, to: Option<Nanos>, text: String, bytes: u64) {
-        self.marks.entry(kind).or_default().add(Mark { kind, from, to, text, device: -1, bytes });
+        let mark = Mark { kind, from, to, text, device: -1, bytes, stack: StackId(0) };
+        self.marks.entry(kind).or_default().add(mark);
     }
 
     fn marks(&mut self, ledger: &Ledger, event: &Event) {
@@ -645,6 +653,7 @@ impl<'a> Collector<'a> {
                 text,
                 device: oom.device,
                 bytes: oom.bytes.0,
+                stack: event.stack,
             };
             self.marks.entry(MarkKind::OutOfMemory).or_default().add(mark);
         }
