@@ -333,6 +333,7 @@ export class AddressMap {
 
 /** Strokes around blocks: what is inside keeps its colour, however small it is. */
 function outlined(context: CanvasRenderingContext2D, blocks: [number, number, number, number][], plot: number, ink: string) {
+  if (!blocks.length) return;
   const path = new Path2D(), outside = new Path2D();
   for (const [left, upper, wide, tall] of blocks) path.rect(LEFT + left, upper, Math.max(wide, 1), Math.max(tall, 1));
   outside.rect(LEFT, 0, plot, HEIGHT);

@@ -119,6 +119,7 @@ export class Timeline {
   }
   /** Strokes around bands, dark on pale: what is inside keeps its colour, however narrow it is. */
   private outlined(context: CanvasRenderingContext2D, outlines: Outline[], ink: string, panel: string) {
+    if (!outlines.some((outline) => outline.length)) return;
     const path = new Path2D();
     for (const outline of outlines) this.trace(path, outline);
     const outside = new Path2D();
@@ -455,11 +456,12 @@ export class Timeline {
         context.fillRect(isFinding ? from - 1.5 : from, y + 2, Math.max(isFinding ? 4 : 1.5, to - from - 0.5), LANE - 4);
         if (isPicked) { context.strokeStyle = colour.ink; context.lineWidth = 1.5; context.strokeRect(from, y + 1.5, Math.max(3, to - from), LANE - 3); }
         context.fillStyle = isLight(tint.startsWith("#") && tint.length === 7 ? tint : "#888888") ? "#111" : "#fff";
+        until = from + 1;
+        if (to - from <= 18) continue;
         // The row says that these are steps.
         const number = kind === "step" && context.measureText(mark.text).width > to - from - 6 ? /\d+$/.exec(mark.text)?.[0] : undefined;
-        if (number && to - from > 18 && context.measureText(number).width <= to - from - 4) context.fillText(number, from + 2, y + LANE / 2 + 0.5);
+        if (number && context.measureText(number).width <= to - from - 4) context.fillText(number, from + 2, y + LANE / 2 + 0.5);
         else if (!number && to - from > 30) context.fillText(fitted(context, mark.text, to - from - 6), from + 3, y + LANE / 2 + 0.5);
-        until = from + 1;
       }
     });
   }
