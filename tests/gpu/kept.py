@@ -5,7 +5,8 @@ usage: [WAYS=WORD,...] kept.py FOLDER [TURNS]
 
 FOLDER has `gputrace` and `libgputrace.so`, and may have `quiet/gputrace`, a build without heartbeats (`EVERY` of recorder/src/heartbeat.rs made a
 thousand hours), which then records too. Needs PyTorch. TURNS (5) processes of each way take turns, each of some 12 seconds, in which a heartbeat
-falls. Nothing is asserted of times: of each way the medians of the runs' medians, and their range. Exit status 1 if a run ended otherwise, or if its
+falls. Nothing is asserted of times: after each turn, of each way the median of the
+runs' medians, and their range. Exit status 1 if a run ended otherwise, or if its
 trace cannot be read.
 """
 import glob, json, os, statistics, subprocess, sys, tempfile
@@ -94,12 +95,16 @@ def main():
                         failed = True
                 for file in glob.glob(os.path.join(work, "*.gtr*")):
                     os.unlink(file)
+            table(runs)
+    sys.exit(failed)
+
+
+def table(runs):
     print(f"{'':42}{'step, µs':>32}{'its 99th percentile':>30}{'a pair, ns':>28}")
     for way, found in runs.items():
         if found:
             cells = [f"{statistics.median(column):.0f} ({min(column):.0f} to {max(column):.0f})" for column in zip(*found)]
             print(f"{way:42}{cells[0]:>32}{cells[1]:>30}{cells[2]:>28}", flush=True)
-    sys.exit(failed)
 
 
 if __name__ == "__main__":
