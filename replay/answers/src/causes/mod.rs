@@ -199,11 +199,12 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     if let Some(copies) = all.iter().find(|it| it.0.name == holdings::CONVERTED).map(|it| it.2.bytes.0) {
         all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > copies.saturating_mul(2));
     }
-    // What an attempt still held is no growth.
+    // What attempts still held is no growth, nor is what the last one holds: it may be an attempt, too.
     if let Some(held) =
         all.iter().find(|(cause, ..)| cause.name == caught_errors::CAUSE.name).map(|it| it.2.bytes.0)
     {
-        all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > held + held / LITTLE);
+        let most = held.saturating_add(caught_errors::largest(facts).0.max(held / LITTLE));
+        all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > most);
     }
     // Where a request fails, nothing is spare.
     let (is_failed, missing) = (facts.failure.is_some(), facts.missing().unwrap_or_default());
