@@ -132,7 +132,7 @@ const KEEPERS: &[Keeper] = &[
             "copies that are not trained",
         ),
         claims: |facts, grown| {
-            let backward = facts.all_grown().filter(|it| it.has(Sign::Backward));
+            let backward = facts.all_grown().filter(|it| is_of_backward(facts, it));
             let backward = backward.fold(0_u64, |sum, it| sum.saturating_add(left(it.site).0));
             grown.has(Sign::Copy) && backward.saturating_mul(2) >= left(grown.site).0
         },
@@ -265,6 +265,11 @@ const KEEPERS: &[Keeper] = &[
         fix: "a list, dict or `functools.cache` keeps it or a slice: `.detach().cpu()`, `.item()` or `del` (`gc.get_referrers` shows which)",
     },
 ];
+
+/// Whether the backward pass made it. Its threads run no Python: in a snapshot only the roles show it.
+fn is_of_backward(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
+    grown.has(Sign::Backward) || grown.holder.is_some_and(|holder| facts.role(holder) == "gradients")
+}
 
 fn is_computed(grown: &Grown<'_>) -> bool {
     let is_made =
