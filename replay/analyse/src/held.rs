@@ -381,7 +381,7 @@ fn courses(lives: &Lives, device: i16, time: Nanos) -> FxHashMap<SiteId, Course>
 }
 
 /// The program's innermost line outside of all models, if the stack is in one.
-fn caller_of_model(definitions: &dyn Definitions, id: StackId) -> Option<String> {
+pub(crate) fn caller_of_model(definitions: &dyn Definitions, id: StackId) -> Option<String> {
     let lines: Vec<(&str, &str, u32)> = python_lines(definitions, definitions.stack(id)?).collect();
     let is_call = |(function, file, _): &(&str, &str, u32)| {
         file.ends_with("/torch/nn/modules/module.py")

@@ -13,6 +13,7 @@ use crate::postmortem::Postmortem;
 use crate::remedies::{Remedy, Trial};
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
 use gputrace_analyse::lifetimes::Lifetimes;
+use gputrace_analyse::sets::Sets;
 use gputrace_analyse::story::{End, Story};
 use gputrace_report::summary::used_devices;
 use gputrace_trace::import::{Requests, Trace};
@@ -259,6 +260,12 @@ impl<'a> Facts<'a> {
             self.site(error.site),
             bytes(most_after)
         ))
+    }
+
+    /// Sets of weights of a device that are held for nothing.
+    #[must_use]
+    pub fn sets(&self, device: i16) -> Option<&'a Sets> {
+        self.lifetimes?.sets.iter().find(|sets| sets.device == device)
     }
 
     /// Memory held at the moment, line by line.
