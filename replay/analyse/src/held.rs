@@ -41,6 +41,12 @@ pub struct HeldAt {
     pub evaluated: Bytes,
     /// What the line of the request that failed then had requested before: when, and how much. The latest.
     pub requested_before: Vec<(Nanos, Bytes)>,
+    /// How often the line of the request that failed then requested memory before and after it.
+    pub n_before: u64,
+    /// After it.
+    pub n_after: u64,
+    /// The largest of those after it.
+    pub most_after: Bytes,
 }
 
 /// Memory that one line held for one purpose.
@@ -329,6 +335,14 @@ impl HeldAt {
             });
             self.requested_before =
                 of_line.take(MOST_REQUESTS).map(|life| (life.since, life.requested)).collect();
+            for life in known.lives.list.iter().filter(|it| it.device == self.device && it.site == error.site)
+            {
+                if life.since <= self.time {
+                    self.n_before += 1;
+                } else {
+                    (self.n_after, self.most_after) = (self.n_after + 1, self.most_after.max(life.requested));
+                }
+            }
         }
         self
     }
@@ -367,7 +381,7 @@ fn courses(lives: &Lives, device: i16, time: Nanos) -> FxHashMap<SiteId, Course>
 }
 
 /// The program's innermost line outside of all models, if the stack is in one.
-fn caller_of_model(definitions: &dyn Definitions, id: StackId) -> Option<String> {
+pub(crate) fn caller_of_model(definitions: &dyn Definitions, id: StackId) -> Option<String> {
     let lines: Vec<(&str, &str, u32)> = python_lines(definitions, definitions.stack(id)?).collect();
     let is_call = |(function, file, _): &(&str, &str, u32)| {
         file.ends_with("/torch/nn/modules/module.py")

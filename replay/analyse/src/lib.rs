@@ -20,5 +20,6 @@ pub mod repetition;
 pub mod roles;
 pub mod rules;
 mod serving;
+pub mod sets;
 pub mod story;
 pub mod unaccounted;

@@ -13,6 +13,7 @@ use crate::held::{HeldAt, Known, Sign, is_held_at, signs_of};
 use crate::idle::{self, Idle};
 use crate::lives::{Life, Lives, NEVER};
 use crate::roles::{Role, Roles, roles};
+use crate::sets::{self, Sets};
 use gputrace_sim::cores::{Task, at_once, both};
 use gputrace_trace::Definitions;
 use gputrace_trace::ledger::{Ledger, SiteId};
@@ -43,6 +44,8 @@ pub struct Lifetimes {
     pub at_end: Vec<HeldAt>,
     /// Memory held at the peak of a device although the work that it was made for was over.
     pub idle: Vec<Idle>,
+    /// Sets of weights that are held for nothing, by device.
+    pub sets: Vec<Sets>,
     /// Some of the model is computed again in the backward pass.
     pub has_checkpointing: bool,
     /// Streams and what was requested on each, by device and stream.
@@ -189,6 +192,7 @@ impl Lifetimes {
             at_failure: found.at_failure,
             at_peak: found.at_peak,
             idle: found.idle.into_iter().flatten().collect(),
+            sets: found.sets,
             has_checkpointing: signs.iter().any(|signs| signs.has(Sign::Checkpointed)),
             at_end: found.at_end,
             streams,
@@ -213,6 +217,7 @@ struct Found {
     at_peak: Vec<HeldAt>,
     at_end: Vec<HeldAt>,
     idle: Vec<Option<Idle>>,
+    sets: Vec<Sets>,
 }
 
 impl Found {
@@ -231,9 +236,15 @@ impl Found {
             at_peak: vec![HeldAt::default(); sweeps.len()],
             at_end: vec![HeldAt::default(); sweeps.len()],
             idle: vec![None; sweeps.len()],
+            sets: vec![Sets::default(); sweeps.len()],
         };
         // Those that take longest first.
         let mut tasks: Vec<Task<'_>> = vec![];
+        for (sets, (sweep, top)) in found.sets.iter_mut().zip(&sweeps) {
+            let failed = failures.iter().find(|(device, _)| *device == sweep.device);
+            let moment = failed.map_or(top.moment, |(device, time)| sets::moment_at(known, *device, *time));
+            tasks.push(Box::new(move || *sets = Sets::of(known, sweep.device, moment)));
+        }
         for (found, at) in found.at_failure.iter_mut().zip(failures) {
             tasks.push(Box::new(move || {
                 let is_held = |life: &Life| is_held_at(life, at.1);

@@ -7,8 +7,11 @@
 //! ```text
 //!   main:26  train_step:18  forward:12     runs out of memory
 //!   main:26  train_step:20  forward:10     the next stack: caught in train_step, which goes on in line 20
-//!            ^ what was allocated below train_step since it was entered, and is still there, was the attempt's
+//!            ^ what the call in line 18 allocated, and is still there, was the attempt's
 //! ```
+//! What `train_step` had allocated before belongs to it: it runs on. An `except` block comes after its `try`. Where the next stack has an
+//! earlier line, the program has left the block, and something else keeps the error. If that is the line with which the function had
+//! begun, it was called anew, and the whole call was the attempt. The backward pass runs in threads of its own: its errors are raised where `backward()` was called.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,7 +23,7 @@ use rustc_hash::FxHashMap;
 use gputrace_analyse::story::Story;
 use gputrace_report::model::{Mood, Section, Table, Value};
 use gputrace_trace::Definitions;
-use gputrace_trace::ledger::{Held, Ledger, SiteId, Watch};
+use gputrace_trace::ledger::{Block, Held, Ledger, SiteId, Watch};
 use gputrace_trace::words::{bytes, time};
 
 /// Most errors looked at; a program that runs out more often does so on purpose.
@@ -41,6 +44,10 @@ pub struct CaughtOom {
     pub again: Option<Nanos>,
     /// What the attempt had allocated and was still there then, most first.
     pub kept: Vec<(SiteId, Held)>,
+    /// What was still there when memory last ran out, else at the end, and belongs to no earlier attempt.
+    pub still: Held,
+    /// The line that had called what failed and called it anew, if the program had left the `except` block by then.
+    pub tried_again_at: Option<String>,
 }
 
 impl CaughtOom {
@@ -58,6 +65,8 @@ pub struct Caught<'a> {
     threads: FxHashMap<ThreadId, Walk>,
     open: Vec<Open>,
     found: Vec<CaughtOom>,
+    /// The serial numbers of the blocks that each of these kept.
+    serials: Vec<Vec<u64>>,
 }
 
 /// Lines of Python, outermost first, each with the number of its function.
@@ -76,6 +85,10 @@ struct Line {
 struct Walk {
     path: Path,
     since: Vec<Nanos>,
+    /// The first line of each that was seen, by its number.
+    first: Vec<u32>,
+    /// Since when each line has been running without one of those above it changing.
+    at: Vec<Nanos>,
 }
 
 /// An error, until it is known what became of it.
@@ -91,6 +104,9 @@ struct CaughtIn {
     depth: usize,
     went_on: String,
     is_user_code: bool,
+    tried_again_at: Option<String>,
+    /// The function at this depth was called anew: the error was caught outside of it.
+    is_called_anew: bool,
 }
 
 impl Watch for Caught<'_> {
@@ -103,22 +119,18 @@ impl Watch for Caught<'_> {
         if path.is_empty() {
             return;
         }
+        let thread = self.caller_of(event).unwrap_or(event.thread);
         // Frees happen while the error unwinds the stack; who asks again has caught it.
         if matches!(event.kind, EventKind::BlockAlloc(_) | EventKind::BlockOom(_)) {
-            self.went_on(event.thread, &path);
+            self.went_on(thread, &path);
         }
-        self.threads.entry(event.thread).or_default().goes_to(path, event.time);
+        self.threads.entry(thread).or_default().goes_to(path, event.time);
         if let EventKind::BlockOom(oom) = &event.kind {
             self.judge(ledger, Some((oom.device, event.time)));
-            let walk = self.threads.get(&event.thread).cloned().unwrap_or_default();
+            self.look_again(ledger, oom.device);
+            let walk = self.threads.get(&thread).cloned().unwrap_or_default();
             if self.found.len() + self.open.len() < MAX_CAUGHT {
-                self.open.push(Open {
-                    time: event.time,
-                    device: oom.device,
-                    thread: event.thread,
-                    walk,
-                    caught: None,
-                });
+                self.open.push(Open { time: event.time, device: oom.device, thread, walk, caught: None });
             }
         }
     }
@@ -135,6 +147,7 @@ impl<'a> Caught<'a> {
             threads: FxHashMap::default(),
             open: vec![],
             found: vec![],
+            serials: vec![],
         }
     }
 
@@ -145,25 +158,46 @@ impl<'a> Caught<'a> {
         self.found
     }
 
+    /// Of an event in the backward pass, the thread that called `backward()`: the one that was last seen there.
+    fn caller_of(&self, event: &Event) -> Option<ThreadId> {
+        let backward = self.definitions.stack(event.stack)?.backward.as_ref()?;
+        let caller = self.paths.get(&event.stack).filter(|_| backward.caller.0 != 0)?;
+        let seen = self.threads.iter().filter(|(_, walk)| !walk.path.is_empty());
+        let seen =
+            seen.map(|(thread, walk)| (common_functions(&walk.path, caller), Reverse(thread.0), *thread));
+        seen.max().filter(|(n, ..)| *n > 0).map(|(.., thread)| thread)
+    }
+
     /// The first request of a thread after its error shows where that was caught.
     fn went_on(&mut self, thread: ThreadId, path: &Path) {
         let waiting = |open: &&mut Open| open.thread == thread && open.caught.is_none();
         for open in self.open.iter_mut().filter(waiting) {
             let failed = &open.walk.path;
             let depth = common(failed, path).min(failed.len() - 1).min(path.len() - 1);
-            let line = self.lines.iter().find(|(_, id)| **id == path[depth].0).map(|(line, _)| line);
-            let went_on = line
-                .map(|line| format!("{} ({}:{})", line.function, line.file, line.line))
-                .unwrap_or_default();
+            let find = |number: u32| self.lines.iter().find(|(_, id)| **id == number).map(|(line, _)| line);
+            let line = find(path[depth].0);
+            let went_on = line.map(Line::in_words).unwrap_or_default();
+            let is_up_to = |number: u32, is_same: bool| {
+                line.zip(find(number)).is_some_and(|(line, other)| {
+                    (&line.function, &line.file) == (&other.function, &other.file)
+                        && (line.line < other.line || is_same && line.line == other.line)
+                })
+            };
+            let is_before = is_up_to(failed[depth].0, false);
+            let is_called_anew = is_before && depth > 0 && is_up_to(open.walk.first[depth], true);
+            let tried_again_at = match is_before {
+                true => Some(find(path[depth.saturating_sub(1)].0).map(Line::in_words).unwrap_or_default()),
+                false => None,
+            };
             // A convolution tries one plan after the other, and catches what each needs too much.
-            let innermost = failed.last().and_then(|last| self.lines.iter().find(|(_, id)| **id == last.0));
-            let is_convolution = innermost.is_some_and(|(line, _)| line.function.contains("conv"));
+            let innermost = failed.last().and_then(|last| find(last.0));
+            let is_convolution = innermost.is_some_and(|line| line.function.contains("conv"));
             // The lines of both are the same but for the last, which the operation that failed is part of.
             let is_in_place = depth + 1 >= failed.len() && is_convolution;
             let is_user_code = line.is_some_and(|line| python_package(&line.file).is_none())
                 && !is_in_place
                 && failed[..=depth] != path[..=depth];
-            open.caught = Some(CaughtIn { depth, went_on, is_user_code });
+            open.caught = Some(CaughtIn { depth, went_on, is_user_code, tried_again_at, is_called_anew });
         }
     }
 
@@ -175,7 +209,11 @@ impl<'a> Caught<'a> {
         let due: Vec<Open> = due;
         for open in due {
             let Some(caught) = &open.caught else { continue };
-            let kept = if caught.is_user_code { self.kept(ledger, &open, caught.depth) } else { vec![] };
+            let (kept, serials) = match caught.is_user_code {
+                true => self.kept(ledger, &open, caught.depth - usize::from(caught.is_called_anew)),
+                false => Default::default(),
+            };
+            self.serials.push(serials);
             self.found.push(CaughtOom {
                 time: open.time,
                 device: open.device,
@@ -183,35 +221,67 @@ impl<'a> Caught<'a> {
                 is_user_code: caught.is_user_code,
                 again: again.map(|(_, time)| time),
                 kept,
+                still: Held::default(),
+                tried_again_at: caught.tried_again_at.clone(),
+            });
+        }
+        if again.is_none() {
+            let mut devices: Vec<i16> =
+                self.found.iter().filter(|it| it.again.is_none()).map(|it| it.device).collect();
+            devices.dedup();
+            devices.into_iter().for_each(|device| self.look_again(ledger, device));
+        }
+    }
+
+    /// What attempts still hold, each block counted once.
+    fn look_again(&mut self, ledger: &Ledger, device: i16) {
+        let blocks = ledger.live_blocks().map(|(_, block)| block).filter(|block| block.device == device);
+        let mut live: FxHashMap<u64, Bytes> = FxHashMap::default();
+        if self.found.iter().any(|it| it.device == device && !it.kept.is_empty()) {
+            live = blocks.map(|block| (block.serial, block.bytes)).collect();
+        }
+        for (it, serials) in self.found.iter_mut().zip(&self.serials).filter(|(it, _)| it.device == device) {
+            let still = serials.iter().filter_map(|serial| live.remove(serial));
+            it.still = still.fold(Held::default(), |held, bytes| Held {
+                bytes: Bytes(held.bytes.0 + bytes.0),
+                objects: held.objects + 1,
             });
         }
     }
 
-    fn kept(&mut self, ledger: &Ledger, open: &Open, depth: usize) -> Vec<(SiteId, Held)> {
+    /// What the call that failed had made: that in the line at a depth, which was there all along.
+    fn kept(&mut self, ledger: &Ledger, open: &Open, depth: usize) -> (Vec<(SiteId, Held)>, Vec<u64>) {
         let mut kept: BTreeMap<SiteId, Held> = BTreeMap::new();
-        let attempt = open.walk.since[depth]..=open.time;
+        let mut serials = vec![];
+        let attempt = open.walk.at[depth]..=open.time;
         let blocks = ledger.live_blocks().map(|(_, block)| block);
-        for block in blocks.filter(|block| block.device == open.device && attempt.contains(&block.since)) {
-            let path = self.path(block.stack);
-            let failed = &open.walk.path;
-            let is_below =
-                path.len() > depth && path[..depth] == failed[..depth] && path[depth].1 == failed[depth].1;
-            if is_below {
+        // Gradients are their parameters', whatever becomes of the error.
+        let is_of_backward =
+            |block: &Block| self.definitions.stack(block.stack).is_some_and(|stack| stack.backward.is_some());
+        let blocks: Vec<&Block> = blocks
+            .filter(|block| block.device == open.device && attempt.contains(&block.since))
+            .filter(|block| !is_of_backward(block))
+            .collect();
+        for block in blocks {
+            if self.path(block.stack).starts_with(&open.walk.path[..=depth]) {
                 let held = kept.entry(block.site).or_default();
                 held.bytes.0 += block.bytes.0;
                 held.objects += 1;
+                serials.push(block.serial);
             }
         }
         let mut kept: Vec<_> = kept.into_iter().collect();
         kept.sort_by_key(|(site, held)| (Reverse(held.bytes), *site));
-        kept
+        (kept, serials)
     }
 
     fn path(&mut self, stack: StackId) -> Path {
         if let Some(path) = self.paths.get(&stack) {
             return path.clone();
         }
-        let frames = self.definitions.stack(stack).map_or(&[][..], |stack| &stack.frames);
+        let known = self.definitions.stack(stack);
+        let caller = known.and_then(|it| self.definitions.stack(it.backward.as_ref()?.caller));
+        let frames = caller.or(known).map_or(&[][..], |stack| &stack.frames);
         let frames = frames.iter().rev().filter_map(|id| self.definitions.frame(*id));
         let mut path = vec![];
         for frame in frames {
@@ -230,6 +300,12 @@ impl<'a> Caught<'a> {
     }
 }
 
+impl Line {
+    fn in_words(&self) -> String {
+        format!("{} ({}:{})", self.function, self.file, self.line)
+    }
+}
+
 impl Walk {
     fn goes_to(&mut self, path: Path, time: Nanos) {
         let common = common(&self.path, &path);
@@ -237,13 +313,21 @@ impl Walk {
         let same_function =
             matches!((self.path.get(common), path.get(common)), (Some(a), Some(b)) if a.1 == b.1);
         self.since.truncate(common + usize::from(same_function));
+        self.first.truncate(self.since.len());
         self.since.resize(path.len(), time);
+        self.first.extend(path.iter().skip(self.first.len()).map(|(line, _)| *line));
+        self.at.truncate(common);
+        self.at.resize(path.len(), time);
         self.path = path;
     }
 }
 
 fn common(a: &Path, b: &Path) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+fn common_functions(a: &Path, b: &Path) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a.1 == b.1).count()
 }
 
 /// What caught errors still hold; `None` if that is nothing.
@@ -327,6 +411,49 @@ mod tests {
              free addr=a bytes=64M by=main@a.py:7
              block addr=c bytes=16M by=forward@a.py:10,main@a.py:9";
         assert_eq!(caught(scene), [("main (a.py:9)".to_owned(), false, 0)]);
+    }
+
+    #[test]
+    fn each_block_of_several_attempts_counts_once_and_those_of_the_backward_pass_are_raised_at_its_call() {
+        let attempt = |n: u32, bytes: u32| {
+            format!(
+                "block addr=x{n} bytes={bytes}M by=step@a.py:21,main@a.py:38
+                 block addr=a{n} bytes={bytes}M by=forward@a.py:10,step@a.py:22,main@a.py:38\n"
+            )
+        };
+        let scene = format!(
+            "block addr=w bytes=7M by=main@a.py:1\n{}{}{}",
+            attempt(1, 64),
+            "block addr=g bytes=5M by=^AddmmBackward0^forward@a.py:10^step@a.py:24,main@a.py:38
+             oom bytes=64M by=^AddmmBackward0^forward@a.py:10^step@a.py:24,main@a.py:38\n",
+            attempt(2, 32) + "oom bytes=32M by=forward@a.py:10,step@a.py:22,main@a.py:38\n" + &attempt(3, 1)
+        );
+        let source = Source::of("train.gtr", recording(&scene));
+        let mut caught = Caught::new(source.definitions());
+        let story = Story::watched(&source, &mut caught);
+        let found: Vec<_> = caught
+            .finish(&story.ledger)
+            .into_iter()
+            .map(|it| (it.tried_again_at.unwrap_or_default(), it.still.bytes.0 >> 20))
+            .collect();
+        let line = "main (a.py:38)".to_owned();
+        assert_eq!(found, [(line.clone(), 128), (line, 64)]);
+    }
+
+    #[test]
+    fn what_the_function_that_caught_it_had_before_is_not_of_the_attempt() {
+        let scene = |next: u32| {
+            format!(
+                "block addr=w bytes=32M by=main@a.py:3
+                 block addr=x bytes=8M by=main@a.py:37
+                 block addr=a bytes=64M by=forward@a.py:10,main@a.py:38
+                 oom bytes=64M by=forward@a.py:12,main@a.py:38
+                 block addr=y bytes=4M by=main@a.py:{next}"
+            )
+        };
+        for next in [37, 42] {
+            assert_eq!(caught(&scene(next)), [(format!("main (a.py:{next})"), false, 64 << 20)]);
+        }
     }
 
     #[test]

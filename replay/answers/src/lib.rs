@@ -12,6 +12,7 @@ pub mod edits;
 mod largest;
 pub mod layers;
 pub mod leaks;
+pub mod model_copies;
 pub mod moment;
 pub mod plans;
 pub mod postmortem;

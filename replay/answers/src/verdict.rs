@@ -237,7 +237,9 @@ impl Evidence<'_> {
                     true => String::new(),
                     false => format!("; {TOO_SHORT}"),
                 };
-                all.insert(0, Finding { what: format!("{}{growth}", first.what), ..first });
+                let recovered = self.facts.recovered_in_words();
+                let recovered = recovered.map_or_else(String::new, |text| format!("; {text}"));
+                all.insert(0, Finding { what: format!("{}{growth}{recovered}", first.what), ..first });
             } else if let (Some((text, less)), Some(well)) =
                 (holdings::needed(self.facts), all.first_mut().filter(|well| well.site.is_empty()))
             {
@@ -619,7 +621,11 @@ impl Evidence<'_> {
                 };
                 let settled = crate::causes::external_fragmentation::settled_in_words(self.facts);
                 let settled = settled.map_or_else(String::new, |text| format!("; {text}"));
-                (Kind::Nothing, format!("no request failed, {growth}{settled}"), String::new())
+                let fared = self.facts.recovered_in_words().map_or_else(
+                    || format!("no request failed, {growth}"),
+                    |recovered| format!("{recovered}; {growth}"),
+                );
+                (Kind::Nothing, format!("{fared}{settled}"), String::new())
             }
         };
         let what = match peak {

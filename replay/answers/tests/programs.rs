@@ -23,6 +23,8 @@ mod ill;
 mod job;
 #[path = "programs/later.rs"]
 mod later;
+#[path = "programs/weights.rs"]
+mod weights;
 
 use job::Job;
 
@@ -82,7 +84,7 @@ fn screen(scene: fn(&mut Job)) -> Screen {
 #[test]
 fn the_first_screen_names_cause_and_line_of_each_ill_program() {
     let mut wrong = vec![];
-    for case in ill::CASES.iter().chain(later::ILL).chain(evidence::ILL) {
+    for case in ill::CASES.iter().chain(later::ILL).chain(evidence::ILL).chain(weights::ILL) {
         let found = screen(case.scene);
         let is_right = case.causes.contains(&found.cause.as_str())
             && case.lines.iter().any(|line| found.site.contains(line));
@@ -107,6 +109,7 @@ fn the_first_screen_names_cause_and_line_of_each_ill_program() {
                 .iter()
                 .chain(later::ILL)
                 .chain(evidence::ILL)
+                .chain(weights::ILL)
                 .all(|case| case.thread.starts_with("https://"))
     );
 }
@@ -114,7 +117,7 @@ fn the_first_screen_names_cause_and_line_of_each_ill_program() {
 #[test]
 fn no_healthy_program_is_called_ill() {
     let mut wrong = vec![];
-    for case in healthy::CASES.iter().chain(later::HEALTHY) {
+    for case in healthy::CASES.iter().chain(later::HEALTHY).chain(weights::HEALTHY) {
         let found = screen(case.scene);
         println!("{} | {}", case.name, found.text.lines().next().unwrap_or_default());
         if found.kind != "nothing_wrong" {
@@ -123,6 +126,15 @@ fn no_healthy_program_is_called_ill() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     assert!(healthy::CASES.len() >= 10);
+}
+
+#[test]
+fn what_is_used_is_not_said_to_be_held_for_nothing() {
+    for (name, cause) in weights::UNSAID {
+        let case = weights::HEALTHY.iter().find(|case| case.name == *name).expect("a case");
+        let found = screen(case.scene);
+        assert_ne!(found.cause, *cause, "{}", found.text);
+    }
 }
 
 #[test]
@@ -169,8 +181,10 @@ fn loader_workers_that_hold_a_context_and_nothing_else_are_named() {
 #[test]
 fn every_case_has_a_name_of_its_own() {
     let mut names: HashMap<&str, u32> = HashMap::new();
-    let ill = ill::CASES.iter().chain(later::ILL).chain(evidence::ILL).map(|case| case.name);
-    let all = ill.chain(healthy::CASES.iter().chain(later::HEALTHY).map(|case| case.name));
+    let ill =
+        ill::CASES.iter().chain(later::ILL).chain(evidence::ILL).chain(weights::ILL).map(|case| case.name);
+    let all =
+        ill.chain(healthy::CASES.iter().chain(later::HEALTHY).chain(weights::HEALTHY).map(|case| case.name));
     all.for_each(|name| *names.entry(name).or_default() += 1);
     assert!(names.values().all(|n| *n == 1), "{names:?}");
 }

@@ -3,8 +3,7 @@
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use crate::caught::CaughtOom;
 use gputrace_schemas::event::Bytes;
-use gputrace_trace::ledger::SiteId;
-use gputrace_trace::words::{bytes, time};
+use gputrace_trace::words::{bytes, count, time};
 
 pub(super) const CAUSE: Cause = Cause {
     name: "tensors kept by a caught exception",
@@ -15,33 +14,47 @@ pub(super) const CAUSE: Cause = Cause {
 };
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
-    let Failure::Torch(ordinal, _) = facts.failure? else { return None };
-    // Of several attempts, one inside of the other, the one that holds most until now.
-    let is_there =
-        |kept: &&CaughtOom| kept.device == ordinal && kept.is_user_code && still_held(facts, kept).0 > 0;
-    let caught = facts.found.caught.iter().filter(is_there).max_by_key(|kept| still_held(facts, kept))?;
-    let held = still_held(facts, caught);
+    let all = attempts(facts);
+    let most = all.iter().copied().max_by_key(|it| it.still.bytes)?;
+    let held = Bytes(all.iter().fold(0, |sum: u64, it| sum.saturating_add(it.still.bytes.0)));
     let kept = bytes(held);
-    Some(Case {
-        what: format!(
-            "an attempt failed at {}, its error was caught, and it still held {kept}",
-            time(facts.story.since_start(caught.time))
+    let when = time(facts.story.since_start(most.time));
+    let what = match all.len() {
+        1 => format!("an attempt failed at {when}, its error was caught, and it still held {kept}"),
+        n => format!(
+            "{} attempts failed, their errors were caught, and they still held {kept}, most of it the one that failed at {when}",
+            count(n as u64)
         ),
-        site: caught.went_on.clone(),
+    };
+    // Outside of the block, only a reference of the program's own keeps an error.
+    let (site, fix) = match &most.tried_again_at {
+        Some(line) if !line.is_empty() => (
+            line.clone(),
+            "something keeps the error after its `except` block: store its text (`str(error)`) instead, or call `error.with_traceback(None)`",
+        ),
+        Some(_) | None => (
+            most.went_on.clone(),
+            "leave the `except` block before you try again, and keep no more of the error than its text (`str(error)`)",
+        ),
+    };
+    Some(Case {
+        what,
+        site,
         bytes: held,
         sure: "certain: the blocks of that attempt were still allocated".into(),
-        fix: Fix::words(
-            "leave the `except` block before you try again, and keep no more of the error than its text (`str(error)`)",
-            "",
-        ),
+        fix: Fix::words(fix, ""),
         verb: "oom",
     })
 }
 
-/// What an attempt had kept when memory ran out again, as far as its lines still hold as much at the failure.
-fn still_held(facts: &Facts<'_>, kept: &CaughtOom) -> Bytes {
-    let now = |site: SiteId| {
-        facts.holders().filter(|holder| holder.site == site).map(|holder| holder.bytes.0).sum::<u64>()
-    };
-    Bytes(kept.kept.iter().map(|(site, held)| held.bytes.0.min(now(*site))).sum())
+/// Those that still held something at the failure.
+fn attempts<'a>(facts: &Facts<'a>) -> Vec<&'a CaughtOom> {
+    let Some(Failure::Torch(ordinal, _)) = facts.failure else { return vec![] };
+    let is_there = |kept: &&CaughtOom| kept.device == ordinal && kept.is_user_code && kept.still.bytes.0 > 0;
+    facts.found.caught.iter().filter(is_there).collect()
+}
+
+/// What the largest of them held: about the most that one more holds until it fails.
+pub(super) fn largest(facts: &Facts<'_>) -> Bytes {
+    attempts(facts).iter().map(|it| it.still.bytes).max().unwrap_or_default()
 }

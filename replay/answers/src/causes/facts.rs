@@ -7,20 +7,25 @@ use gputrace_sim::ops::OpStream;
 use gputrace_sim::stacks::python_package;
 
 use super::Case;
+use crate::caught::CaughtOom;
 use crate::leaks::GrowingSite;
 use crate::postmortem::Postmortem;
 use crate::remedies::{Remedy, Trial};
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
 use gputrace_analyse::lifetimes::Lifetimes;
-use gputrace_analyse::story::Story;
+use gputrace_analyse::sets::Sets;
+use gputrace_analyse::story::{End, Story};
 use gputrace_report::summary::used_devices;
 use gputrace_trace::import::{Requests, Trace};
 use gputrace_trace::ledger::{Account, MemoryKind, PjrtOom, Refusal, SiteId, TorchOom, Wall};
+use gputrace_trace::words::{bytes, count, time};
 
 /// A cause is worth a word from this part of what was held at the moment on: one in so many.
 const LEAST: u64 = 20;
 /// Different sizes of parameters that copies of them have.
 const LEAST_SIZES: usize = 3;
+/// A search for what fits is short: what follows requests so many times as often.
+const SEARCH: u64 = 3;
 /// The collector gave back this part at least of what grew, if cycles are the cause: one in so many.
 const LATE: u64 = 4;
 
@@ -56,6 +61,17 @@ impl Failure<'_> {
     }
 }
 
+/// Requests that failed while the program looked for what fits: it caught each error and found it.
+#[derive(Clone, Copy)]
+pub struct Recovered<'a> {
+    /// How many failed.
+    pub n_errors: u64,
+    /// The last.
+    pub error: &'a TorchOom,
+    /// The largest request of the same line after that.
+    pub most_after: Bytes,
+}
+
 /// The facts known about a process.
 pub struct Facts<'a> {
     /// The findings in one pass.
@@ -66,6 +82,8 @@ pub struct Facts<'a> {
     pub lifetimes: Option<&'a Lifetimes>,
     /// The request that failed last: the moment that matters, where there is one.
     pub failure: Option<Failure<'a>>,
+    /// Instead of a failure: the program recovered from all of them.
+    pub recovered: Option<Recovered<'a>>,
     /// What PyTorch's blocks held then, else at the peak of the device that held most.
     pub held: Option<&'a HeldAt>,
     /// All that the device held then.
@@ -89,6 +107,8 @@ impl<'a> Facts<'a> {
         let story = &found.story;
         let lifetimes = story.lifetimes.as_ref();
         let failure = failure(found);
+        let recovered = failure.and_then(|failure| recovered(found, failure));
+        let failure = failure.filter(|_| recovered.is_none());
         let of_device = |all: &'a [HeldAt], device| all.iter().find(|held| held.device == device);
         let held = lifetimes.and_then(|lifetimes| match failure {
             Some(failure) => of_device(&lifetimes.at_failure, failure.device()),
@@ -106,6 +126,7 @@ impl<'a> Facts<'a> {
             story,
             lifetimes,
             failure,
+            recovered,
             held,
             all: Bytes(all),
             trace,
@@ -222,6 +243,29 @@ impl<'a> Facts<'a> {
             Failure::Torch(..) | Failure::Refused(_) | Failure::Jax(..) => 0,
         };
         Some(Bytes(failure.asked()?.0.saturating_sub(free)))
+    }
+
+    /// What the program recovered from, in words.
+    #[must_use]
+    pub fn recovered_in_words(&self) -> Option<String> {
+        let Recovered { n_errors, error, most_after } = self.recovered?;
+        let when = time(self.story.since_start(error.time));
+        let (errors, asked) = match n_errors {
+            1 => ("1 out-of-memory error was".to_owned(), when),
+            n => (format!("{} out-of-memory errors were", count(n)), format!("the last at {when}")),
+        };
+        Some(format!(
+            "{errors} caught ({asked}, for {} at {}), and the program found what fits: that line requested at most {} afterwards",
+            bytes(error.requested.unwrap_or(error.bytes)),
+            self.site(error.site),
+            bytes(most_after)
+        ))
+    }
+
+    /// Sets of weights of a device that are held for nothing.
+    #[must_use]
+    pub fn sets(&self, device: i16) -> Option<&'a Sets> {
+        self.lifetimes?.sets.iter().find(|sets| sets.device == device)
     }
 
     /// Memory held at the moment, line by line.
@@ -397,6 +441,30 @@ fn failure(found: &Postmortem) -> Option<Failure<'_>> {
     // Of several at one time, the first of these.
     let all = [torch, refused, jax].into_iter().flatten();
     all.reduce(|last, next| if next.0 > last.0 { next } else { last }).map(|(_, failure)| failure)
+}
+
+/// Whether a program looked for what fits, and found it: each error was caught and left nothing, all came early, the line that failed last got
+/// less memory again and again, and the process came to its end.
+fn recovered<'a>(found: &'a Postmortem, failure: Failure<'a>) -> Option<Recovered<'a>> {
+    let Failure::Torch(device, error) = failure else { return None };
+    let story = &found.story;
+    if !matches!(story.end()?, End::Exit | End::Status(0)) || found.torch_devices().count() > 1 {
+        return None;
+    }
+    let n_errors = story.ledger.devices.get(&device)?.torch.as_ref()?.n_ooms;
+    let caught: Vec<&CaughtOom> = found.caught.iter().filter(|it| it.device == device).collect();
+    if caught.len() as u64 != n_errors || caught.iter().any(|it| it.kept_bytes().0 > 0) {
+        return None;
+    }
+    // The others are a library's, which tries one plan after the other.
+    let n_errors = caught.iter().filter(|it| it.is_user_code).count() as u64;
+    if n_errors == 0 {
+        return None;
+    }
+    let held = story.lifetimes.as_ref()?.at_failure.iter().find(|held| held.device == device)?;
+    let is_early = held.n_before.max(1).saturating_mul(SEARCH) <= held.n_after;
+    let is_less = held.most_after < error.requested.unwrap_or(error.bytes);
+    (is_early && is_less).then_some(Recovered { n_errors, error, most_after: held.most_after })
 }
 
 #[cfg(test)]

@@ -132,7 +132,7 @@ const KEEPERS: &[Keeper] = &[
             "copies that are not trained",
         ),
         claims: |facts, grown| {
-            let backward = facts.all_grown().filter(|it| it.has(Sign::Backward));
+            let backward = facts.all_grown().filter(|it| is_of_backward(facts, it));
             let backward = backward.fold(0_u64, |sum, it| sum.saturating_add(it.site.left().0));
             grown.has(Sign::Copy) && backward.saturating_mul(2) >= grown.site.left().0
         },
@@ -227,13 +227,14 @@ const KEEPERS: &[Keeper] = &[
         cause: cause(
             "outputs of one layer kept",
             "one line of a model leaves blocks, and the memory of its other lines is freed",
-            "several lines of a model that leave blocks, as autograd's graph does",
+            "several lines of a model that leave blocks, as autograd's graph does; several blocks of each call beside another line, as its inputs",
         ),
         claims: |facts, grown| {
             grown.has(Sign::Forward)
                 && !grown.has(Sign::Functional)
                 && is_computed(grown)
-                && grown.all.len() == 1
+                && grown.n_in_model == 0
+                && (grown.all.len() == 1 || is_one_each(grown))
                 && is_alone(facts, grown)
         },
         why: "no other line of the model does",
@@ -265,6 +266,11 @@ const KEEPERS: &[Keeper] = &[
         fix: "a list, dict or `functools.cache` keeps it or a slice: `.detach().cpu()`, `.item()` or `del` (`gc.get_referrers` shows which)",
     },
 ];
+
+/// Whether the backward pass made it. Its threads run no Python: in a snapshot only the roles show it.
+fn is_of_backward(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
+    grown.has(Sign::Backward) || grown.holder.is_some_and(|holder| facts.role(holder) == "gradients")
+}
 
 fn is_computed(grown: &Grown<'_>) -> bool {
     let is_made =
@@ -300,6 +306,12 @@ fn is_alone(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
     let is_left_too = |holder: &Holder| holder.blocks.saturating_mul(2) >= turns;
     let mut others = held.flat_map(|held| &held.holders).filter(is_other);
     own.blocks >= LEAST_BLOCKS && !others.any(is_left_too)
+}
+
+/// Whether each turn left one block, as a layer's output is. What an operation keeps for the backward pass are more.
+fn is_one_each(grown: &Grown<'_>) -> bool {
+    let turns = grown.site.repeated.as_ref().map(|repeated| repeated.left);
+    grown.holder.zip(turns).is_some_and(|(own, turns)| own.blocks < turns.saturating_mul(2))
 }
 
 /// What grows most, if anything does.

@@ -18,6 +18,7 @@ mod caught_errors;
 mod child_contexts;
 mod dense_embedding;
 mod double_width;
+mod earlier_model;
 mod emptied_cache;
 pub(crate) mod external_fragmentation;
 pub mod facts;
@@ -26,6 +27,7 @@ pub(crate) mod growth;
 pub(crate) mod holdings;
 mod idle_context;
 mod idle_memory;
+mod idle_weights;
 mod joined_anew;
 mod limit;
 mod managed_beyond_card;
@@ -42,6 +44,7 @@ mod stray_device;
 pub(crate) mod streams_made_anew;
 mod taken_in_advance;
 mod uneven_devices;
+mod unused_gradients;
 mod upcast_logits;
 mod whole_result;
 mod workspaces;
@@ -58,6 +61,7 @@ pub const CAUSES: &[Cause] = &[
     child_contexts::CAUSE,
     dense_embedding::CAUSE,
     double_width::CAUSE,
+    earlier_model::CAUSE,
     emptied_cache::CAUSE,
     emptied_cache::CHEAP,
     external_fragmentation::CAUSE,
@@ -65,6 +69,7 @@ pub const CAUSES: &[Cause] = &[
     graph_per_shape::CAUSE,
     idle_context::CAUSE,
     idle_memory::CAUSE,
+    idle_weights::CAUSE,
     joined_anew::CAUSE,
     limit::CAUSE,
     managed_beyond_card::CAUSE,
@@ -85,6 +90,7 @@ pub const CAUSES: &[Cause] = &[
     taken_in_advance::CAUSE,
     taken_in_advance::FILLED,
     uneven_devices::CAUSE,
+    unused_gradients::CAUSE,
     upcast_logits::CAUSE,
     whole_result::CAUSE,
     workspaces::CAUSE,
@@ -199,11 +205,12 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     if let Some(copies) = all.iter().find(|it| it.0.name == holdings::CONVERTED).map(|it| it.2.bytes.0) {
         all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > copies.saturating_mul(2));
     }
-    // What an attempt still held is no growth.
+    // What attempts still held is no growth, nor is what the last one holds: it may be an attempt, too.
     if let Some(held) =
         all.iter().find(|(cause, ..)| cause.name == caught_errors::CAUSE.name).map(|it| it.2.bytes.0)
     {
-        all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > held + held / LITTLE);
+        let most = held.saturating_add(caught_errors::largest(facts).0.max(held / LITTLE));
+        all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > most);
     }
     // Where a request fails, nothing is spare.
     let (is_failed, missing) = (facts.failure.is_some(), facts.missing().unwrap_or_default());
@@ -266,6 +273,19 @@ const LEAST_CONFIDENCE: f64 = 0.95;
 const LITTLE: u64 = 20;
 /// What is held is several times as much as what grew.
 const SEVERAL: u64 = 4;
+
+/// Of the program's lines of a stack, innermost first, those that called the first; empty where it has none.
+fn callers(path: &str) -> &str {
+    path.split_once(CALLED_FROM).map_or("", |(_, callers)| callers)
+}
+
+/// The outermost of these lines.
+fn outermost(path: &str) -> &str {
+    path.rsplit(CALLED_FROM).next().unwrap_or(path)
+}
+
+/// Between two lines of a stack.
+const CALLED_FROM: &str = ", called from ";
 
 /// Whether two call sites are of one function of the program's.
 fn is_of(a: &str, b: &str) -> bool {

@@ -174,5 +174,10 @@ fn multiple<'a>(facts: &Facts<'a>, asked: Bytes) -> Option<(u64, &'a Holder)> {
     let whole = blocks
         .filter(|(size, _)| asked.0.is_multiple_of(size.0) && (2..=MOST_TIMES).contains(&(asked.0 / size.0)));
     let (size, holder) = whole.max_by_key(|(size, holder)| (*size, holder.since))?;
+    // Most sizes are powers of two: such a multiple shows nothing, unless the line repeats by its name.
+    let repeats = ["repeat", "expand", "tile"].iter().any(|name| here.contains(name));
+    if (asked.0 / size.0).is_power_of_two() && !repeats {
+        return None;
+    }
     Some((asked.0 / size.0, holder))
 }

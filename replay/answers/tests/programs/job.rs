@@ -60,6 +60,15 @@ impl Job {
         Block(n)
     }
 
+    /// What the backward pass requests in a snapshot, which has no stacks of it.
+    pub(crate) fn put_bare(&mut self, bytes: u64) {
+        self.n += 1;
+        _ = writeln!(self.scene, "block addr=b{} bytes={bytes} requested={bytes}", self.n);
+        self.held.insert(self.n, bytes);
+        self.now += bytes;
+        self.peak = self.peak.max(self.now);
+    }
+
     pub(crate) fn free(&mut self, block: Block) {
         let Some(bytes) = self.held.remove(&block.0) else { return };
         self.now -= bytes;

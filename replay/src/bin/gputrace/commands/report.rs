@@ -8,6 +8,7 @@ use clap::{ArgMatches, Args};
 use gputrace_replay::analyse::categories::Categories;
 use gputrace_replay::analyse::growth::Growth;
 use gputrace_replay::analyse::live::{Lines, Native, Parts, When};
+use gputrace_replay::answers::model_copies::{self, Model};
 use gputrace_replay::answers::moment;
 use gputrace_replay::answers::postmortem::Postmortem;
 use gputrace_replay::answers::verdict::verdict_beside;
@@ -108,12 +109,14 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         if is_summary(path) {
             let summary = Summary::open(path)?;
             let verb = if wanted == Shown::OnDemand { "report --all" } else { "report" };
-            return Ok((summary.head()?, summary.answer(verb)?));
+            return Ok(((summary.head()?, summary.answer(verb)?), vec![]));
         }
         let (story, verdict) = understood(&Source::open(path)?, &categories, wanted);
-        Ok((Head::of(&story), part(&story, &verdict, wanted)))
+        Ok(((Head::of(&story), part(&story, &verdict, wanted)), Model::all_of(&story)))
     });
-    let job = if args.show.json { None } else { job(&read, &paths, &args.traces) };
+    let (read, models): (Vec<(Head, Part)>, Vec<Vec<Model>>) = read.into_iter().unzip();
+    let copies = model_copies::in_words(&models.concat());
+    let job = if args.show.json { None } else { job(&read, &paths, &args.traces, copies) };
     let parts: Vec<Part> = job.into_iter().chain(read.into_iter().map(|(_, part)| part)).collect();
     if !parts.is_empty() || args.show.json {
         let report = Report { verb: "report", parts };
@@ -216,7 +219,7 @@ fn headed(mut part: Part, story: &Story, verdict: Verdict) -> Part {
 }
 
 /// What is to be known of several processes before each is looked at: who started whom, and how each fared.
-fn job(read: &[(Head, Part)], paths: &[PathBuf], traces: &TraceArgs) -> Option<Part> {
+fn job(read: &[(Head, Part)], paths: &[PathBuf], traces: &TraceArgs, copies: Option<String>) -> Option<Part> {
     let traced: Vec<_> = read.iter().map(|(head, _)| head.traced()).collect();
     let family = show::family(&traced);
     if read.len() < 2 {
@@ -238,6 +241,7 @@ fn job(read: &[(Head, Part)], paths: &[PathBuf], traces: &TraceArgs) -> Option<P
         ],
     );
     let section = Section::new("verdicts", "Verdicts").table(table);
+    let section = copies.into_iter().fold(section, |section, copies| section.line(Mood::Warning, copies));
     let is_job = read.iter().any(|(head, _)| head.is_of_job);
     let n_mapping = read.iter().filter(|(head, _)| head.maps_others).count();
     let named: Vec<String> = traces.named().map(|path| quote(&path.to_string_lossy())).collect();

@@ -1,0 +1,53 @@
+//! An earlier model that something still holds while a later one of the same sizes is made and used.
+
+use super::{Case, Cause, Facts, Fix, Kind};
+use gputrace_schemas::event::Bytes;
+use gputrace_trace::words::{bytes, time};
+
+pub(super) const CAUSE: Cause = Cause {
+    name: "an earlier model still held beside a new one",
+    kind: Kind::Spare,
+    needs: "two sets of weights of one line and the same sizes, with a model's work in between; what training the first made was not made anew, or nothing has worked since",
+    against: "more such sets, which are growth; models made one after the other without work in between; an earlier one that steps still use",
+    find,
+};
+
+fn find(facts: &Facts<'_>) -> Option<Case> {
+    if !facts.growing().is_empty() || facts.recovered.is_some() {
+        return None;
+    }
+    let held = facts.held?;
+    let earlier = facts.sets(held.device)?.earlier.as_ref()?;
+    let sum = Bytes(earlier.weights.0.saturating_add(earlier.beside.0));
+    let beside = match earlier.beside.0 {
+        0 => String::new(),
+        _ => format!(", with {} of gradients and optimizer state", bytes(earlier.beside)),
+    };
+    let since = time(facts.story.since_start(earlier.used_until));
+    let [first, second] =
+        earlier.made_by.each_ref().map(|path| path.split(super::CALLED_FROM).collect::<Vec<_>>());
+    // Where the calls of both part, innermost.
+    let same = first.iter().zip(&second).take_while(|(a, b)| a == b).count();
+    let parted = |lines: &[&str]| {
+        lines.get(same).map_or_else(String::new, |line| format!("{}{line}", super::CALLED_FROM))
+    };
+    facts.is_much(sum).then(|| Case {
+        what: format!(
+            "{} of weights of an earlier model are still held{beside}: this line later made a model of the same sizes{}, and no step has used the earlier one since {since}",
+            bytes(earlier.weights),
+            parted(&second)
+        ),
+        site: format!("{}{}", facts.site(earlier.site), parted(&first)),
+        bytes: sum,
+        sure: match earlier.has_worked_since {
+            true => "likely: steps have made gradients since, and none in place of those of the earlier model",
+            false => "certain that both are held; what refers to the earlier one is not recorded",
+        }
+        .into(),
+        fix: Fix::words(
+            "drop the earlier model, its optimizer and whatever refers to them before the next is made: a variable, an attribute, a closure, `functools.lru_cache` on a method (`gc.get_referrers` shows which)",
+            format!("frees {}", bytes(sum)),
+        ),
+        verb: if facts.failure.is_some() { "oom" } else { "report --peak" },
+    })
+}
