@@ -7,7 +7,7 @@ use gputrace_trace::words::{bytes, time};
 pub(super) const CAUSE: Cause = Cause {
     name: "an earlier model still held beside a new one",
     kind: Kind::Spare,
-    needs: "two sets of weights of one line and the same sizes, with a model's work in between; what training the first made was not made anew, or nothing has worked since",
+    needs: "two sets of weights of one line and the same sizes, with a model's work in between; what training the first created was not created again, or no model has worked since",
     against: "more such sets, which are growth; models made one after the other without work in between; an earlier one that steps still use",
     find,
 };

@@ -8,7 +8,7 @@ pub(super) const CAUSE: Cause = Cause {
     name: "weights that the training does not use",
     kind: Kind::Spare,
     needs: "sets of weights of which hardly any size has gradients, no more of them than models that ran before the first backward pass and never again; every model that still runs is matched by a set that is trained",
-    against: "models without a class of their own, whose calls cannot be told apart; frozen models that each step runs",
+    against: "models without a class of their own, whose calls look alike; frozen models that each step runs",
     find,
 };
 
