@@ -4,10 +4,9 @@
 usage: [WAYS=WORD,...] kept.py FOLDER [TURNS]
 
 FOLDER has `gputrace` and `libgputrace.so`, and may have `quiet/gputrace`, a build without heartbeats (`EVERY` of recorder/src/heartbeat.rs made a
-thousand hours), which then records too. Needs PyTorch. TURNS (5) processes of each way take turns, each of some 12 seconds, in which a heartbeat
-falls. Nothing is asserted of times: after each turn, of each way the median of the
-runs' medians, and their range. Exit status 1 if a run ended otherwise, or if its
-trace cannot be read.
+thousand hours), which then records too. Needs PyTorch. TURNS (5) processes of each way take turns, each of some 12 seconds, long enough for a
+heartbeat. Nothing is asserted of times: after each turn it prints the median of the runs' medians, and their range. Exit status 1 if a run failed
+or its trace cannot be read. WAYS names the ways by words of them.
 """
 import glob, json, os, statistics, subprocess, sys, tempfile
 

@@ -143,7 +143,7 @@ fn finds_recorder(pid: u32) -> Result<(), Refusal> {
 /// Who may open that file has a debugger's rights over the process, so nobody else can keep us away.
 fn alone(pid: u32) -> Result<File, Refusal> {
     let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else {
-        // Why not, is said as for the whole.
+        // `possible` knows the reason.
         possible(pid)?;
         return Err(Refusal::Gone(pid));
     };

@@ -41,7 +41,12 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         what,
         site,
         bytes: held,
-        sure: "certain: the blocks of that attempt were still allocated".into(),
+        sure: match most.tried_again_at {
+            // A loop that goes on looks the same: what its earlier turns keep may be counted, too.
+            Some(_) => "likely: what the failed calls allocated was still there when the program tried again",
+            None => "certain: the blocks of that attempt were still allocated",
+        }
+        .into(),
         fix: Fix::words(fix, ""),
         verb: "oom",
     })
