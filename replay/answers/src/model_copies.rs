@@ -73,7 +73,7 @@ pub fn in_words(models: &[Model]) -> Option<String> {
     let spare = |of: &Model| of.bytes.0.saturating_mul(copies(of));
     let most = models.iter().max_by_key(|it| (spare(it), it.bytes))?;
     let (n, spare) = (copies(most), spare(most));
-    let is_much = spare.saturating_mul(LEAST_PART) >= most.total.0;
+    let is_much = most.total.0 > 0 && spare.saturating_mul(LEAST_PART) >= most.total.0;
     (n > 0 && is_much).then(|| {
         format!(
             "{} processes each hold a model of the same sizes on one card: {} each, made at {}. All but one hold {} together: let one process own the model and serve the others through a queue, or start fewer processes",
