@@ -177,6 +177,7 @@ test("of points that fall on one place of the axis the highest is drawn", () => 
   const times = [0, 1, 2, 10, 11, 30], values = [5, 9, 1, 2, 3, 7];
   assert.deepEqual(envelope(times, values, (at) => Math.floor(at / 10)), [[0, 1, 3], [9, 3, 7]]);
   assert.deepEqual(envelope(times, values, (at) => at), [times, values]);
+  assert.deepEqual(envelope(times, values, (at) => Math.floor(at / 10), 2, 5), [[0, 1], [1, 3]]);
   assert.deepEqual(envelope([], [], (at) => at), [[], []]);
 });
 
