@@ -398,7 +398,7 @@ fn the_largest_batch_is_the_one_after_which_the_program_runs_out() {
     expect![[r#"
         b8s1024.gtr, continued
 
-        The largest batch that fits on cuda:0
+        The largest batch that fits on cuda:0 (limit 2.00 GiB, device memory 128.00 GiB)
           largest  sure     policy
           25       certain  torch
           25       certain  torch:expandable_segments:True
@@ -634,7 +634,7 @@ fn the_largest_batch_of_a_job_is_that_of_the_rank_on_which_least_fits() {
           largest  at least  at most  decided by rank  with  policy
           17       17        17       2                      torch
 
-        The largest batch that fits on cuda:0
+        The largest batch that fits on cuda:0 (limit 2.00 GiB, device memory 128.00 GiB)
           largest  sure     policy
           17       certain  torch
     "#]]

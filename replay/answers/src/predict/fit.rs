@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use gputrace_schemas::event::Bytes;
+use gputrace_sim::bytes::iec;
 use gputrace_sim::cores::on_all_cores;
 use gputrace_sim::effort;
 use gputrace_sim::policies::OptionError;
@@ -77,6 +78,26 @@ fn fits_at(prediction: &Prediction, question: &Question, end: End) -> Result<boo
         End::AtLeast => prediction.fits_at_worst(question),
         End::AtMost => prediction.fits_at_best(question),
     }
+}
+
+/// The memory that a value has to fit into, in parentheses.
+fn room(question: &Question) -> String {
+    match (question.limit, question.device_memory) {
+        (Some(limit), Some(device)) if limit < device => {
+            format!(" (limit {}, device memory {})", iec(limit), iec(device))
+        }
+        (_, Some(device)) => format!(" (device memory {})", iec(device)),
+        (Some(limit), None) => format!(" (limit {})", iec(limit)),
+        (None, None) => String::new(),
+    }
+}
+
+/// The largest value of all settings, if it is larger than under the recorded one, which is the first; and the settings that allow it.
+fn largest_of(rows: &[Row]) -> Option<(u64, Vec<&Question>)> {
+    let most = rows.iter().filter_map(|row| row.found.best).max()?;
+    let is_more = rows.first()?.found.best.is_none_or(|best| best < most);
+    let allow = rows.iter().filter(|row| row.found.best == Some(most)).map(|row| &row.question);
+    is_more.then(|| (most, allow.collect()))
 }
 
 impl Oracle<'_> {
@@ -190,13 +211,16 @@ impl Oracle<'_> {
             table.rows.iter_mut().for_each(|row| drop(row.remove(2)));
         }
         let device = self.bench.stream.device;
-        let title = format!("The largest {variable} that fits on cuda:{device}");
-        let most = rows.iter().filter_map(|row| Some((row.found.best?, &row.question)));
-        let most = most.max_by_key(|(value, _)| *value).filter(|(value, _)| {
-            rows.first().is_some_and(|recorded| recorded.found.best.is_none_or(|best| best < *value))
-        });
-        let line = most.map(|(value, question)| {
-            (Mood::Good, format!("{} allows the largest value: {variable}={value}", named(question)))
+        let room = rows.first().map_or_else(String::new, |row| room(&row.question));
+        let title = format!("The largest {variable} that fits on cuda:{device}{room}");
+        let line = largest_of(rows).map(|(value, questions)| {
+            let first = questions.first().map_or_else(String::new, |question| named(question));
+            let line = match questions.len() - 1 {
+                0 => format!("{first} allows the largest value: {variable}={value}"),
+                1 => format!("{first} and one other allow the largest value: {variable}={value}"),
+                others => format!("{first} and {others} others allow the largest value: {variable}={value}"),
+            };
+            (Mood::Good, line)
         });
         let holes = rows.iter().filter_map(|Row { question, found, .. }| {
             Some((Mood::Warning, format!("{}: {}", named(question), found.disorder()?)))
