@@ -19,7 +19,7 @@ name it. An hour can be had in pieces, whose results one file adds up:
     cp -r "$(target/release/fake-cuda --dir)" DIR/driver && cp target/release/{gputrace,libgputrace.so,fake-cuda} DIR/
     python3 tests/soak.py DIR 4 --results DIR/soak.json        # again and again: the table is of all pieces
 """
-import argparse, glob, json, os, re, signal, statistics, subprocess, sys, tempfile, time
+import argparse, concurrent.futures, glob, json, os, re, signal, statistics, subprocess, sys, tempfile, time
 
 SERVER = r"""
 #define _GNU_SOURCE
@@ -30,7 +30,7 @@ typedef unsigned long long P;
 int cuInit(unsigned); int cuDevicePrimaryCtxRetain(void **, int); int cuCtxSetCurrent(void *); int cuMemAlloc_v2(P *, unsigned long); int cuMemFree_v2(P);
 enum { WORKERS = 8, SLOTS = 256, REQUESTS = 20000 };
 static void *context;
-static long pause_every, served;
+static long pause_every, asked;
 static void *work(void *number)
 {
     unsigned long long seed = (unsigned long)number * 977 + 1;
@@ -44,7 +44,7 @@ static void *work(void *number)
         if (i % 256 == 0 && pause_every) usleep(pause_every);
     }
     for (int i = 0; i < SLOTS; i++) if (live[i]) cuMemFree_v2(live[i]);
-    __atomic_add_fetch(&served, REQUESTS, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&asked, REQUESTS, __ATOMIC_RELAXED);
     return 0;
 }
 int main(int n, char **words)
@@ -56,6 +56,7 @@ int main(int n, char **words)
     for (int i = 0; i < WORKERS; i++) pthread_create(&workers[i], 0, work, (void *)number++);
     for (;; number++) {
         pthread_join(workers[number % WORKERS], 0);
+        if (pwrite(1, &asked, sizeof asked, 0) != sizeof asked) return 1;
         pthread_create(&workers[number % WORKERS], 0, work, (void *)number);
     }
 }
@@ -74,8 +75,10 @@ int main(int n, char **words)
     void *activations[LAYERS];
     long pause_every = n > 1 ? atol(words[1]) : 0;
     for (int i = 0; i < WEIGHTS; i++) if (!fake_torch_empty(65536 * (1 + i % 16))) return 1;
-    for (unsigned long step = 0;; step++) {
+    for (long step = 0;; step++) {
         P workspace;
+        long asked = step * (2 * LAYERS + 2);
+        if (step % 1024 == 0 && pwrite(1, &asked, sizeof asked, 0) != sizeof asked) return 1;
         for (int i = 0; i < LAYERS; i++) if (!(activations[i] = fake_torch_empty(4096 * (1 + (i * 7 + step) % 32)))) return 1;
         if (cuMemAlloc_v2(&workspace, 1 << 20)) return 1;
         for (int i = LAYERS; i--;) fake_torch_delete(activations[i]);
@@ -128,8 +131,13 @@ def driver_of(release, named):
     return subprocess.run([os.path.join(release, "fake-cuda"), "--dir"], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def soak(name, source, link, bounds, seconds, pause, release, driver, work):
+def soak(name, source, link, bounds, seconds, pause, release, driver):
     """Whether nothing grew, and what the table says of it."""
+    with tempfile.TemporaryDirectory() as work:
+        return soak_in(work, name, source, link, bounds, seconds, pause, release, driver)
+
+
+def soak_in(work, name, source, link, bounds, seconds, pause, release, driver):
     file = lambda name: os.path.join(release, name)
     program, trace = os.path.join(work, name), os.path.join(work, name + ".gtr")
     with open(program + ".c", "w") as to:
@@ -139,7 +147,9 @@ def soak(name, source, link, bounds, seconds, pause, release, driver, work):
     environment = dict(
         os.environ, LD_LIBRARY_PATH=f"{driver}:{driver}/torch", LD_PRELOAD=file("libgputrace.so"), GPUTRACE_RECORDER=file("gputrace"), GPUTRACE_OUTPUT=trace, **bounds
     )
-    process = subprocess.Popen([program, str(pause)], env=environment)
+    asked = os.path.join(work, name + ".asked")
+    with open(asked, "wb") as to:
+        process = subprocess.Popen([program, str(pause)], env=environment, stdout=to)
     rows, recorder = [], None
     began = time.monotonic()
     while time.monotonic() - began < seconds:
@@ -158,9 +168,12 @@ def soak(name, source, link, bounds, seconds, pause, release, driver, work):
     columns = ["recorder's memory", "its threads", "its descriptors", "program's memory", "its threads", "its descriptors", "the ring", "files"]
     third = len(rows) // 3
     second, last = rows[third : 2 * third], rows[2 * third :]
-    is_flat = True
-    print(f"\n{name}: {seconds} s, {' '.join(f'{key}={value}' for key, value in bounds.items())}")
-    print(f"{'':22}{'at 10 s':>12}{'second third':>14}{'last third':>12}")
+    is_flat, lines = True, []
+    with open(asked, "rb") as of:
+        n_asked = int.from_bytes(of.read(8), "little")
+    say = lines.append
+    say(f"\n{name}: {seconds} s, {n_asked:,} events, {' '.join(f'{key}={value}' for key, value in bounds.items())}")
+    say(f"{'':22}{'at 10 s':>12}{'second third':>14}{'last third':>12}")
     for number, column in enumerate(columns):
         is_count = "threads" in column or "descriptors" in column
         of = statistics.mode if is_count else max
@@ -169,19 +182,21 @@ def soak(name, source, link, bounds, seconds, pause, release, driver, work):
         grew = most[2] > most[1] + allowed and column != "files"
         is_flat &= not grew
         shown = [str(value) if is_count else f"{value / 2**20:.1f} MiB" for value in most]
-        print(f"{column:22}{shown[0]:>12}{shown[1]:>14}{shown[2]:>12}{'   GREW' if grew else ''}")
+        say(f"{column:22}{shown[0]:>12}{shown[1]:>14}{shown[2]:>12}{'   GREW' if grew else ''}")
     bound = int(bounds.get("GPUTRACE_MAX_SIZE", 0))
     if bound and max(row[-1] for row in rows) > bound:
         is_flat = False
-        print(f"the files had {max(row[-1] for row in rows)} bytes, more than {bound}")
+        say(f"the files had {max(row[-1] for row in rows)} bytes, more than {bound}")
     report = subprocess.run([file("gputrace"), "report", "--all", "--json", trace], capture_output=True, text=True, env=dict(os.environ))
     sections = {section["name"]: section for section in json.loads(report.stdout)["processes"][0]["sections"]}
     trust = sections.get("trust", {}).get("warnings", [])
     left = sections.get("recording", {})
     is_flat &= bool(left)
     most = lambda part: [(statistics.mode if number in (1, 2, 4, 5) else max)([row[number] for row in part]) for number in range(len(columns))]
-    piece = {"name": name, "seconds": seconds, "second": most(second), "last": most(last), "files": max(row[-1] for row in rows), "events": sections["ending"]["events"]}
-    print("what is left:", {key: left.get(key) for key in ("segment", "since_ns")}, f"{sections['ending']['events']} events;", trust or "nothing to warn of")
+    piece = {"name": name, "seconds": seconds, "second": most(second), "last": most(last), "files": max(row[-1] for row in rows), "asked": n_asked}
+    left = {key: left.get(key) for key in ("segment", "since_ns")}
+    say(f"what is left: {left} {sections['ending']['events']} events; {trust or 'nothing to warn of'}")
+    print("\n".join(lines), flush=True)
     return is_flat, piece
 
 
@@ -207,6 +222,7 @@ def table(pieces):
         ("program's memory", lambda of: both(of, 3)),
         ("shared memory", lambda of: both(of, 6, throughout=True)),
         ("files, at most", lambda of: size(max(piece["files"] for piece in of))),
+        ("events", lambda of: f"{sum(piece['asked'] for piece in of) / 1e6:,.0f} million"),
     ]
     there = {name: [piece for piece in pieces if piece["name"] == name] for name in PROGRAMS}
     there = {name: of for name, of in there.items() if of}
@@ -225,22 +241,25 @@ def main():
     words.add_argument("--pause", type=int, default=200, help="microseconds that a program sleeps now and then")
     words.add_argument("--driver", help="the fake device's folder")
     words.add_argument("--only", choices=PROGRAMS)
+    words.add_argument("--copies", type=int, default=1, help="processes that run each program at once")
     words.add_argument("--results", help="a file to which this run's are added")
     of = words.parse_args()
     release = os.path.abspath(of.release)
     pieces, is_flat = [], True
     if of.results and os.path.exists(of.results):
         pieces = json.load(open(of.results))
-    with tempfile.TemporaryDirectory() as work:
-        for name, (_, source, link, bounds) in PROGRAMS.items():
-            if of.only in (None, name):
-                flat, piece = soak(name, source, link, bounds, int(of.minutes * 60), of.pause, release, driver_of(release, of.driver), work)
-                is_flat &= flat
-                pieces.append(piece)
-                if of.results:
-                    with open(of.results + ".new", "w") as to:
-                        json.dump(pieces, to)
-                    os.replace(of.results + ".new", of.results)
+    for name, (_, source, link, bounds) in PROGRAMS.items():
+        if of.only not in (None, name):
+            continue
+        words = name, source, link, bounds, int(of.minutes * 60), of.pause, release, driver_of(release, of.driver)
+        with concurrent.futures.ThreadPoolExecutor(of.copies) as at_once:
+            found = [future.result() for future in [at_once.submit(soak, *words) for _ in range(of.copies)]]
+        is_flat &= all(flat for flat, _ in found)
+        pieces += [piece for _, piece in found]
+        if of.results:
+            with open(of.results + ".new", "w") as to:
+                json.dump(pieces, to)
+            os.replace(of.results + ".new", of.results)
     table(pieces)
     sys.exit(0 if is_flat else 1)
 
