@@ -5,10 +5,16 @@ use std::fs;
 use std::sync::LazyLock;
 
 /// Scenarios that QEMU's user emulation cannot try, and why: the beginning of their names. docs/ARM.md has the same lines.
-pub(crate) const NOT_EMULATED: &[(&str, &str)] = &[(
-    "wait, ",
-    "QEMU gives every child a signal at its end, so that the recorder is one of those that `wait` finds",
-)];
+pub(crate) const NOT_EMULATED: &[(&str, &str)] = &[
+    (
+        "wait, ",
+        "QEMU gives every child a signal at its end, so that the recorder is one of those that `wait` finds",
+    ),
+    (
+        "PID 1",
+        "QEMU has a thread of its own in each process, so that a program does not wait for its recorder, which ends with the namespace",
+    ),
+];
 
 /// Whether the library is for another processor than this program, so that its programs run under an emulator.
 pub(crate) fn is_emulated() -> bool {
