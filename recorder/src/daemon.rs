@@ -5,7 +5,7 @@ use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
 use crate::segments::{Bounds, parse_time};
 use crate::standstill::HANG_AFTER;
-use crate::{Overwrite, is_off, left, limits, memory, messages, say};
+use crate::{Overwrite, guarded, is_off, left, limits, memory, messages, say};
 use gputrace_ring::variables;
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -25,12 +25,16 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     };
     memory::is_the_recorders();
     limits::goes_first();
-    std::panic::set_hook(Box::new(|panic| say(&format!("the recorder failed, which is a bug: {panic}"))));
+    let kept = format!("the events stay in {}: `gputrace recover` makes a trace of them", ring.display());
+    let ended = format!("the program's seccomp filter ended a thread of the recorder; {kept}");
+    std::panic::set_hook(Box::new(move |panic| match guarded::is_guard() {
+        true => say(&ended),
+        false => say(&format!("the recorder failed, which is a bug: {panic}")),
+    }));
     keep_running();
     if let Some(limit) = limits::too_little_address_space() {
         say(&format!(
-            "the limit of address space ({limit} bytes, ulimit -v) leaves no room for the recorder; the events stay in {}: `gputrace recover` makes a trace of them",
-            ring.display()
+            "the limit of address space ({limit} bytes, ulimit -v) leaves no room for the recorder; {kept}"
         ));
         messages::keep_in_file(&ring);
         return ExitCode::FAILURE;
@@ -68,7 +72,7 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
         },
         ..Options::default()
     };
-    let code = match record(&ring, options) {
+    let code = match guarded::run("gputrace", || record(&ring, options)) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
             say(&format!("not recording: {}", error.with_cause()));

@@ -27,6 +27,7 @@ pub mod fuzzing;
 mod gpu_health;
 mod gpus;
 mod growth;
+mod guarded;
 mod handed_out;
 mod heartbeat;
 mod held;

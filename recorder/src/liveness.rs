@@ -93,12 +93,15 @@ impl Liveness {
         }
     }
 
-    /// Whether the process has ended, all of its threads included. In doubt it has not.
+    /// Whether the process has ended, all of its threads included. In doubt it has not, unless nothing will ever be known of it: a recorder
+    /// for ever would hold what the process left to it.
     pub(crate) fn is_gone(&self) -> bool {
         match self {
             Liveness::Gone => true,
             Liveness::Descriptor(descriptor) => is_readable(descriptor),
-            Liveness::Number(claim) => is_free(*claim) || is_somebody_else(*claim) || is_zombie(*claim),
+            Liveness::Number(claim) => {
+                is_free(*claim) || is_somebody_else(*claim) || is_zombie(*claim) || is_out_of_sight(*claim)
+            }
         }
     }
 
@@ -194,6 +197,13 @@ fn is_readable(descriptor: &OwnedFd) -> bool {
 fn is_free(claim: Claim) -> bool {
     // Whom we may not send a signal is there.
     pid_of(claim).is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH))
+}
+
+/// Every call that would tell is refused as unknown, and so is a look at ourselves: whoever decided on these calls (`SECCOMP_RET_USER_NOTIF`)
+/// has ended.
+fn is_out_of_sight(claim: Claim) -> bool {
+    pid_of(claim).is_some_and(|pid| test_kill_process(pid) == Err(Errno::NOSYS))
+        && process::stat(std::process::id()).is_none()
 }
 
 fn is_somebody_else(claim: Claim) -> bool {

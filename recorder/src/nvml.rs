@@ -6,6 +6,7 @@
 
 use crate::card::{self, Holder, bytes_of};
 use crate::gpu_health::Health;
+use crate::guarded;
 use crate::nvml_process::{Finder, HandedOut, Listed, Numbers};
 use crate::ticks;
 use crate::translate::{Item, RECORDER};
@@ -101,7 +102,7 @@ impl Sampler {
             listing: Listing::default(),
         };
         let run = move || sampling.run(&from);
-        let thread = std::thread::Builder::new().name("gputrace-nvml".to_owned()).spawn(run).ok();
+        let thread = guarded::spawn("gputrace-nvml", run).ok();
         Sampler { to, thread, wants_more }
     }
 

@@ -4,6 +4,7 @@
 //! to the failure: whoever answers reads it as anybody reads a trace.
 
 use crate::card::Holder;
+use crate::guarded;
 use crate::nvml::Inquirer;
 use crate::ticks;
 use crate::translate::{Item, RECORDER};
@@ -102,8 +103,7 @@ impl Answers {
             nth: 0,
             quiet_until: None,
         };
-        let thread = std::thread::Builder::new().name("gputrace-oom".to_owned());
-        thread.spawn(move || answering.run(&from)).ok()?;
+        guarded::spawn("gputrace-oom", move || answering.run(&from)).ok()?;
         Some(Answers { to, counts, n_told: 0 })
     }
 
@@ -158,12 +158,11 @@ impl Answering {
         if let Some(follow_up) = (self.answer)(&self.oom(failure, length)) {
             let counts = Arc::clone(&self.counts);
             counts.following.fetch_add(1, Ordering::Release);
-            let thread = std::thread::Builder::new().name("gputrace-oom".to_owned());
             let run = move || {
                 follow_up();
                 counts.following.fetch_sub(1, Ordering::Release);
             };
-            if thread.spawn(run).is_err() {
+            if guarded::spawn("gputrace-oom", run).is_err() {
                 self.counts.following.fetch_sub(1, Ordering::Release);
             }
         }

@@ -5,6 +5,7 @@
 //! the process, some kilobytes), and the pauses grow: at 1, 4, 10, 22, ... minutes of silence where `--hang-after` is a minute.
 
 use crate::drain::{Happened, Stamped};
+use crate::guarded;
 use crate::process::Target;
 use crate::thread_stacks::{End, How, NoStacks, Stacks, stacks};
 use crate::translate::{Item, Translator};
@@ -83,7 +84,7 @@ impl Standstill {
             let _ = answer.send((stacks(pid), silent));
         };
         // Where there is no thread for it, the ring must not wait.
-        if std::thread::Builder::new().name("gputrace-stacks".to_owned()).spawn(read).is_ok() {
+        if guarded::spawn("gputrace-stacks", read).is_ok() {
             self.asked = Some(asked);
         }
         None

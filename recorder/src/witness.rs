@@ -4,6 +4,7 @@
 //! milliseconds, so that a long pass over the ring holds up no answer; where no thread can be started, the recording loop looks.
 
 use crate::growth::Growth;
+use crate::guarded;
 use crate::map_file::MapFile;
 use crate::opened::text_of_proc;
 use crate::{memory, pidfd, process};
@@ -21,7 +22,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{Builder, Scope};
+use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 /// Between two looks, up to an age of the recording: a process at its end waits for the answer with a busy processor.
@@ -164,7 +165,7 @@ impl Witness {
             word.store(0, Ordering::Relaxed);
         };
         // Where it is refused, the recording loop looks, though less often.
-        let _ = Builder::new().name("gputrace-witness".to_owned()).spawn_scoped(scope, watching);
+        let _ = guarded::spawn_scoped(scope, "gputrace-witness", watching);
         Watch(self)
     }
 

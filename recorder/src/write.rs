@@ -3,6 +3,7 @@
 mod bounded;
 
 use self::bounded::Bounded;
+use crate::guarded;
 use crate::output::TraceFile;
 use crate::segments::Bounds;
 use crate::translate::{FreeThreads, Item, RECORDER};
@@ -101,7 +102,7 @@ impl WriterThread {
             state.run(&from);
             state.written()
         };
-        match std::thread::Builder::new().name("gputrace-write".to_owned()).spawn(run) {
+        match guarded::spawn("gputrace-write", run) {
             Ok(thread) => Ok(WriterThread { to, free_threads, hand: Hand::Thread(thread) }),
             Err(error) => {
                 let state = state.lock().ok().and_then(|mut state| state.take()).ok_or(error)?;
