@@ -21,6 +21,10 @@ pub(crate) type SignalSet = u64;
 /// Every signal. The kernel leaves out those that cannot be blocked.
 pub(crate) const ALL_SIGNALS: SignalSet = u64::MAX;
 
+/// Every signal but SIGSYS (31). A filter may leave a call to the program's own handler (`SECCOMP_RET_TRAP`, as browsers' sandboxes do).
+/// Where that signal is blocked, the kernel ends the process instead.
+pub(crate) const MOST_SIGNALS: SignalSet = ALL_SIGNALS & !(1 << 30);
+
 /// Calls the kernel.
 ///
 /// # Safety
@@ -184,9 +188,11 @@ pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
     let at = at.ok()? as *mut u8;
     // SAFETY: locks are no property of the memory's content.
     let _ = unsafe { call(libc::SYS_munlock, [at as usize, bytes, 0, 0, 0, 0]) };
-    // A huge page would be taken whole for the first line of many.
-    // SAFETY: throws nothing away.
-    let _ = unsafe { advise(at, bytes, libc::MADV_NOHUGEPAGE) };
+    // A huge page would be taken whole for the first line of many. Nobody looks for it in a core file.
+    for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTDUMP] {
+        // SAFETY: throws nothing away.
+        let _ = unsafe { advise(at, bytes, advice) };
+    }
     let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the mapping is ours.
     if unsafe { call(libc::SYS_mprotect, [at as usize, bytes, access as usize, 0, 0, 0]) }.is_err() {

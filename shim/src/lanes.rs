@@ -39,6 +39,10 @@ static N_RESERVED: AtomicU32 = AtomicU32::new(0);
 const STATE_BYTES: usize = size_of::<ThreadState>().next_multiple_of(4096);
 /// Of a limited address space, the reservation takes no more than this part.
 const RESERVED_PART: u64 = 64;
+/// Lines that have memory from the start, 83 MiB of addresses. All of it would be locked (`mlockall`), count against a limit that the
+/// program sets later (`RLIMIT_DATA`), and be as much longer in a core file. Threads that come when so many others are there ask for
+/// theirs, as long as they may.
+const RESERVED_LINES: u64 = 64;
 /// Threads of the claims, for a session that begins while they are held.
 static THREADS: [AtomicU32; map::MAX_THREADS] = [const { AtomicU32::new(0) }; map::MAX_THREADS];
 
@@ -331,9 +335,9 @@ fn prepare() {
     }
     let room = kernel::limit(libc::RLIMIT_AS).min(kernel::limit(libc::RLIMIT_DATA));
     let most = if room == u64::MAX { u64::MAX } else { room / RESERVED_PART / STATE_BYTES as u64 };
-    let n = most.min(map::MAX_THREADS as u64) as u32;
+    let n = most.min(RESERVED_LINES) as u32;
     // Where memory is promised only as far as there is some, a few lines' are had.
-    for n in [n, n.min(map::MAX_THREADS as u32 / 32)] {
+    for n in [n, n.min(RESERVED_LINES as u32 / 8)] {
         if n == 0 {
             continue;
         }

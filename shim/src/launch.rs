@@ -2,7 +2,7 @@
 //! SIGCHLD, none of the program's descriptors, signals, limits or scheduling.
 //!
 //! The recorder is a grandchild. The child between us is a `clone` without exit signal that never execs (exec would give
-//! it one), which only `__WCLONE` can wait for. Both share our memory until the recorder has its own: a `fork` would copy
+//! it one), which only `__WCLONE` and `__WALL` can wait for, and no debugger of the program's follows (`CLONE_UNTRACED`). Both share our memory until the recorder has its own: a `fork` would copy
 //! the page tables of a process that may be hundreds of gigabytes large. They call the kernel and nothing else:
 //! other libraries stand in for the C library's functions, and their books would be the program's.
 //!
@@ -90,8 +90,8 @@ pub(crate) fn remember_processors() {
     PROCESSORS.bytes.store(answer.unwrap_or(0), Ordering::Relaxed);
 }
 
-/// Starts the recorder. The caller has blocked all signals: no handler of the program may run in a child that shares our
-/// memory.
+/// Starts the recorder. The caller has blocked [`kernel::MOST_SIGNALS`], and the children block the last: no handler of the program may
+/// run in a child that shares our memory.
 pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcome {
     let prepared = match Prepared::new() {
         Ok(prepared) => prepared,
@@ -103,7 +103,7 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
     // SAFETY: as above.
     let stays = unsafe { (*launch).stays };
     // Where the child between us stays, we do not stand still until it ends.
-    let flags = libc::CLONE_VM | if stays { 0 } else { libc::CLONE_VFORK };
+    let flags = libc::CLONE_VM | libc::CLONE_UNTRACED | if stays { 0 } else { libc::CLONE_VFORK };
     // SAFETY: the child runs on its own stack and touches only `launch`, which stay until it is gone, or for ever.
     let mut child = unsafe { kernel::spawn(flags, prepared.outer_stack, detach, launch.cast()) };
     // QEMU's emulation of programs refuses what Linux never does, a child that ends without a signal, and makes a copy of one that
@@ -252,7 +252,9 @@ impl Helper {
         // SAFETY: as above.
         let stays = unsafe { (*launch).stays };
         // SAFETY: the child runs on its own stack in memory that stays until it is gone; what it shares with us are atomics.
-        match unsafe { kernel::spawn(libc::CLONE_VM, prepared.outer_stack, help, launch.cast()) } {
+        match unsafe {
+            kernel::spawn(libc::CLONE_VM | libc::CLONE_UNTRACED, prepared.outer_stack, help, launch.cast())
+        } {
             Ok(child) if stays => {
                 STAYING.note(child as u32, prepared.scratch);
                 Ok(Helper { pid: child as u32, scratch: null_mut() })
@@ -372,6 +374,7 @@ fn outcome(state: u32, error: c_int, recorder: u32) -> Outcome {
 
 /// A child that makes the ring first: the program's descriptors must close when it closes them.
 extern "C" fn help(launch: *mut c_void) -> c_int {
+    kernel::block_signals(kernel::ALL_SIGNALS);
     close_all_but([2, -1, -1]);
     let launch: *mut Launch = launch.cast();
     // SAFETY: `Helper::start` passes its `launch`, which outlives us. Only one of us at a time looks at it.
@@ -396,6 +399,8 @@ extern "C" fn help(launch: *mut c_void) -> c_int {
 
 /// The child between the program and the recorder.
 extern "C" fn detach(launch: *mut c_void) -> c_int {
+    // The program's handler of SIGSYS, too, would take us for the program.
+    kernel::block_signals(kernel::ALL_SIGNALS);
     // SAFETY: `start_recorder` passes its `launch`, which outlives us. Only one of us at a time looks at it.
     let launch = unsafe { &mut *launch.cast::<Launch>() };
     let (program, stays) = (launch.program, launch.stays);
@@ -450,7 +455,7 @@ fn start_between(launch: &mut Launch) -> Option<(usize, c_int)> {
         number(libc::SYS_setsid);
     }
     let (process, stack) = (launch.process, launch.inner_stack);
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_UNTRACED | libc::SIGCHLD;
     let shared: *mut Launch = launch;
     // SAFETY: as in `start_recorder`; we stand still until it has its own memory or is gone.
     let child = unsafe { kernel::spawn(flags, stack, become_recorder, shared.cast()) };
@@ -584,6 +589,7 @@ fn forget_scheduling(nice: usize) {
 fn forget_limits() {
     for resource in [
         libc::RLIMIT_AS,
+        libc::RLIMIT_CORE,
         libc::RLIMIT_CPU,
         libc::RLIMIT_DATA,
         libc::RLIMIT_NOFILE,
@@ -597,6 +603,8 @@ fn forget_limits() {
             // SAFETY: the kernel has just written it.
             let limits = unsafe { limits.assume_init_mut() };
             limits.rlim_cur = match resource {
+                // A core file in the program's folder would be taken for the program's.
+                libc::RLIMIT_CORE => 0,
                 // Threads get as much by default, so that all of it would be too much.
                 libc::RLIMIT_STACK => limits.rlim_cur.max(STACK_OF_RECORDER).min(limits.rlim_max),
                 _ => limits.rlim_max,

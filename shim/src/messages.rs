@@ -245,7 +245,7 @@ fn is_terminal(file: c_int) -> bool {
 /// Writes, and keeps from the program the signal that a write raises: SIGPIPE without a reader, SIGXFSZ at the limit of file sizes,
 /// SIGTTOU in the background of a terminal with `stty tostop`.
 fn quietly(write: impl FnOnce() -> Answer) -> Answer {
-    let before = kernel::block_signals(kernel::ALL_SIGNALS);
+    let before = kernel::block_signals(kernel::MOST_SIGNALS);
     let was_pending = pending();
     let answer = write();
     let raised = match answer {

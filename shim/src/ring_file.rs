@@ -23,6 +23,9 @@ const FIRST_BYTES: u64 = 17 << 20;
 const _: () = assert!(Map::chunks_in(FIRST_BYTES as usize) as usize >= map::MAX_THREADS);
 /// The same where the user asks for a size: for bursts, which do not wait for the recorder.
 const FIRST_BYTES_ASKED: u64 = 256 << 20;
+/// Shared memory of less than this (containers often have 64 MiB) is left to the program: where none is free, a write of its own is a
+/// SIGBUS. Eight processes with a ring each take a quarter of this.
+const SCARCE_BYTES: u64 = 1 << 30;
 
 /// A new ring.
 pub(crate) struct Ring {
@@ -94,22 +97,24 @@ impl Ring {
             .add(b".")
             .number(now)
             .add(b".ring");
-        let shared = Ring::in_folder(b"/dev/shm/", &name, wanted, writer, clock);
+        let shared = |least| Ring::in_folder(b"/dev/shm/", least, &name, wanted, writer, clock);
         if places == Places::Shared {
-            return shared.ok_or(b"no room for the ring in /dev/shm (1 MiB is enough)");
+            return shared(0).ok_or(b"no room for the ring in /dev/shm (1 MiB is enough)");
         }
-        shared
+        shared(SCARCE_BYTES)
             .or_else(|| Ring::in_memory(wanted, writer, clock))
-            .or_else(|| Ring::in_folder(b"/tmp/", &name, wanted, writer, clock))
+            .or_else(|| shared(0))
+            .or_else(|| Ring::in_folder(b"/tmp/", 0, &name, wanted, writer, clock))
             .ok_or(b"no room for the ring in /dev/shm, in memory or in /tmp (1 MiB is enough)")
     }
 
     /// A file with a name, so that a recorder that comes later finds it (`gputrace recover`). Whoever may truncate it can end the
     /// process, by SIGBUS at the next write: the same user, who may as well kill it, and root. A seal against that
     /// (`F_SEAL_SHRINK`) exists for memory files only, which are gone with the process that is to be recovered. `allocate`
-    /// sees to it that no full file system does the same.
+    /// sees to it that no full file system does the same. Nothing in a file system of fewer than `least` bytes.
     fn in_folder(
         folder: &[u8],
+        least: u64,
         name: &Text<128>,
         wanted: Wanted,
         writer: map::Writer,
@@ -121,7 +126,8 @@ impl Ring {
         }
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
         let file = File::open(path.as_c_str(), flags, 0o600).ok()?;
-        match fill(&file, wanted, writer, clock).zip(Identity::of(&file)) {
+        let is_large = least == 0 || space(&file).whole >= least;
+        match is_large.then(|| fill(&file, wanted, writer, clock).zip(Identity::of(&file))).flatten() {
             Some((map, identity)) => Some(Ring { map, path, file: Some(file), is_memory: false, identity }),
             None => {
                 // We made the file, and nobody can use it.
@@ -158,7 +164,7 @@ struct Wanted {
 
 /// Makes a new file a ring.
 fn fill(file: &File, wanted: Wanted, writer: map::Writer, clock: Clock) -> Option<Map> {
-    let bytes = wanted.bytes.min(space(file));
+    let bytes = wanted.bytes.min(space(file).quarter);
     if bytes < LEAST_RING_BYTES {
         return None;
     }
@@ -181,8 +187,14 @@ fn fill(file: &File, wanted: Wanted, writer: map::Writer, clock: Clock) -> Optio
     Some(map)
 }
 
-/// Bytes of its file system that a ring may take: a quarter of what is free.
-fn space(file: &File) -> u64 {
+/// Bytes of a ring's file system.
+struct Space {
+    whole: u64,
+    /// That a ring may take: a quarter of what is free.
+    quarter: u64,
+}
+
+fn space(file: &File) -> Space {
     let mut space = MaybeUninit::<libc::statfs>::zeroed();
     let arguments = [file.number() as usize, space.as_mut_ptr() as usize, 0, 0, 0, 0];
     // SAFETY: the kernel writes one structure.
@@ -191,9 +203,10 @@ fn space(file: &File) -> u64 {
     let space = unsafe { space.assume_init() };
     // A memory file says that it has no blocks at all.
     if is_known && space.f_blocks > 0 {
-        space.f_bavail.saturating_mul(space.f_bsize as u64) / 4
+        let bytes = |blocks: u64| blocks.saturating_mul(space.f_bsize as u64);
+        Space { whole: bytes(space.f_blocks), quarter: bytes(space.f_bavail) / 4 }
     } else {
-        u64::MAX
+        Space { whole: u64::MAX, quarter: u64::MAX }
     }
 }
 

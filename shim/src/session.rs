@@ -4,7 +4,7 @@
 //! children (`MADV_WIPEONFORK`, Linux 4.14). A thread whose own copy agrees may write; all others come by
 //! [`crate::lanes`], once. A forked child finds zero and starts a session of its own at its first success.
 //!
-//! A session begins with all signals blocked and by calls of the kernel alone: nothing can end the thread that makes it, by
+//! A session begins with signals blocked and by calls of the kernel alone: nothing can end the thread that makes it, by
 //! `pthread_cancel`, `longjmp` or otherwise, while the others wait for it.
 
 use crate::config::{self, Stacks};
@@ -279,7 +279,7 @@ impl Coming {
 
     /// To begin or end a session, for somebody who has asked for that.
     fn uninterrupted(page: &'static Page) -> Coming {
-        Coming::on(page, Some(kernel::block_signals(kernel::ALL_SIGNALS)))
+        Coming::on(page, Some(kernel::block_signals(kernel::MOST_SIGNALS)))
     }
 
     fn on(page: &'static Page, signals: Option<kernel::SignalSet>) -> Coming {
@@ -348,22 +348,29 @@ pub(crate) fn begin(describe: Describe) -> bool {
     }
     // No handler of the program runs in here, which could leave it for ever; nor the C library's, by which it cancels
     // threads at any instruction.
-    let before = kernel::block_signals(kernel::ALL_SIGNALS);
-    kernel::look_for_filter();
-    learn(describe);
-    let has_begun = match environment::copy() {
-        true if config::is_dormant() && !config::is_off() => {
-            fall_asleep(page);
-            false
-        }
-        true => make(page, describe),
-        false => {
-            step_aside(page, b"there is no memory for a session");
-            false
-        }
-    };
+    let before = kernel::block_signals(kernel::MOST_SIGNALS);
+    let has_begun = begin_unless_off(page, describe);
     kernel::block_signals(before);
     has_begun
+}
+
+/// Whoever switched the library off shall not meet what it does before a session.
+fn begin_unless_off(page: &Page, describe: Describe) -> bool {
+    if !environment::copy() {
+        step_aside(page, b"there is no memory for a session");
+        return false;
+    }
+    if config::is_off() {
+        step_aside(page, b"");
+        return false;
+    }
+    kernel::look_for_filter();
+    learn(describe);
+    if config::is_dormant() {
+        fall_asleep(page);
+        return false;
+    }
+    make(page, describe)
 }
 
 /// Finds out by system calls what must be known without them later: the program may put itself under a sandbox at any time.
@@ -648,12 +655,8 @@ fn tell_losses(page: &Page) {
     }
 }
 
-/// The session itself; all signals are blocked.
+/// The session itself; signals are blocked.
 fn make(page: &Page, describe: Describe) -> bool {
-    if config::is_off() {
-        step_aside(page, b"");
-        return false;
-    }
     read_config();
     let Ring { map, path, file, is_memory, identity } =
         match Ring::make(clock(), ring_file::writer(), ring_file::Places::All) {

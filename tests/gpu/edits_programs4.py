@@ -683,7 +683,7 @@ def llava(edits):
         vocab_size=words + 64, hidden_size=size(1024, 32), intermediate_size=size(2816, 64), num_hidden_layers=size(8, 2),
         num_attention_heads=size(16, 4), num_key_value_heads=size(8, 2), max_position_embeddings=2048, use_cache=False,
     )
-    model = LlavaForConditionalGeneration(LlavaConfig(seeing, reading, image_token_index=words, image_seq_length=n_patches))
+    model = LlavaForConditionalGeneration(LlavaConfig(vision_config=seeing, text_config=reading, image_token_index=words, image_seq_length=n_patches))
     for name, it in model.named_parameters():
         if "vision_tower" in name:
             it.requires_grad_(False)

@@ -159,6 +159,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     S { name: "seccomp refuses what is rare, and no /dev/shm", arguments: "4 2000", around: concat!("no-shm errno=", rare!()), ..PLAIN },
     S { name: "seccomp refuses the scheduler and sessions", arguments: "4 2000", around: "errno=sched_setscheduler,sched_setaffinity,setsid,prlimit64,getdents64", ..PLAIN },
     S { name: "seccomp refuses fallocate and flock", arguments: "4 2000", around: "errno=fallocate,flock", truth: Bounded, ..PLAIN },
+    S { name: "seccomp leaves calls to a handler", program: "broker.c", arguments: "200", env: NO_RECORDER, ..PLAIN },
     // Processes.
     S { name: "a sandbox that comes later", program: "sandbox.c", arguments: "200", rounds: [4, 100], ..PLAIN },
     S { name: "a sandbox that comes later, and threads", program: "sandbox.c", arguments: "200 4", rounds: [2, 50], truth: Shown, ..PLAIN },

@@ -46,7 +46,7 @@ pub(crate) unsafe extern "C" fn gputrace_attach_loaded(patience: u64) -> u64 {
     let _ = unsafe {
         kernel::call(libc::SYS_prctl, [libc::PR_SET_NAME as usize, name.as_ptr() as usize, 0, 0, 0, 0])
     };
-    kernel::block_signals(kernel::ALL_SIGNALS);
+    kernel::block_signals(kernel::MOST_SIGNALS);
     if session::is_live() {
         // Somebody detaches, and the program makes no call that could hear it.
         lanes::obey();

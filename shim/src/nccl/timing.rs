@@ -524,9 +524,9 @@ fn has_reader() -> bool {
     }
 }
 
-/// Every signal but 32 and 33, by which the C library cancels threads and changes user ids: `setuid` waits until every
+/// Every signal but SIGSYS (there), and 32 and 33, by which the C library cancels threads and changes user ids: `setuid` waits until every
 /// thread has answered.
-const OF_PROGRAMS: kernel::SignalSet = kernel::ALL_SIGNALS & !(3 << 31);
+const OF_PROGRAMS: kernel::SignalSet = kernel::MOST_SIGNALS & !(3 << 31);
 
 #[cold]
 fn start_reader() -> bool {
