@@ -272,14 +272,9 @@ impl Book {
             }
             EventKind::Pjrt(pjrt) => self.need_text(pjrt.text, writer),
             EventKind::PjrtExecutable(made) => self.need_text(made.name, writer),
-            EventKind::BlockAlloc(_)
-            | EventKind::BlockFree(_)
-            | EventKind::BlockOom(_)
-            | EventKind::Wait(_)
-            | EventKind::Sample(_)
-            | EventKind::Lost(_)
-            | EventKind::Note(_)
-            | EventKind::NcclExit(_) => {}
+            EventKind::BlockAlloc(_) | EventKind::BlockFree(_) | EventKind::BlockOom(_) => {}
+            EventKind::Wait(_) | EventKind::Sample(_) | EventKind::NcclExit(_) => {}
+            EventKind::Lost(_) | EventKind::Note(_) => {}
         }
     }
 

@@ -269,22 +269,13 @@ impl Translator {
             }
             Record::NodeClass { number, name } => self.autograd.class(number, name),
             Record::Forward(forward) => self.autograd.forward(&forward),
-            Record::Node(_)
-            | Record::Backward(_)
-            | Record::Call(..)
-            | Record::CallEnd(_)
-            | Record::BlockAlloc(_)
-            | Record::BlockFree(..)
-            | Record::BlockOom(_)
-            | Record::Wait(..)
-            | Record::Mark(..)
-            | Record::NcclEnter(..)
-            | Record::NcclExit(..)
-            | Record::NcclTiming(_)
-            | Record::Pjrt(..)
-            | Record::PjrtExecutable(_)
-            | Record::Communicator { .. }
-            | Record::Note(_) => {}
+            // Events, and a communicator without a number.
+            Record::Call(..) | Record::CallEnd(_) | Record::Wait(..) | Record::Mark(..) | Record::Note(_) => {
+            }
+            Record::BlockAlloc(_) | Record::BlockFree(..) | Record::BlockOom(_) => {}
+            Record::Node(_) | Record::Backward(_) | Record::Pjrt(..) | Record::PjrtExecutable(_) => {}
+            Record::NcclEnter(..) | Record::NcclExit(..) | Record::NcclTiming(_) => {}
+            Record::Communicator { .. } => {}
         }
     }
 

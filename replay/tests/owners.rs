@@ -21,7 +21,7 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn memory_of_the_host_is_the_hosts_whether_it_is_mapped_or_of_a_pool() {
     let ledger = Story::of_source(&source("host")).ledger;
-    assert_eq!((ledger.devices[&0].physical.peak().0, ledger.host.peak().0), (24 * MIB, 96 * MIB));
+    assert_eq!((ledger.devices()[&0].physical.peak().0, ledger.host().peak().0), (24 * MIB, 96 * MIB));
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn a_tensor_that_pytorch_shares_is_known_at_both_ends_and_counted_once() {
 #[test]
 fn the_symmetric_heap_shows_the_line_that_took_of_it() {
     let story = Story::of_source(&source("nvshmem"));
-    let heap = &story.ledger.devices[&0].heap;
+    let heap = &story.ledger.devices()[&0].heap;
     assert_eq!((heap.blocks.peak().0, heap.n_refused), (11 * MIB, 0));
     let lines: Vec<_> = heap.blocks.sites().map(|part| story.ledger.sites.site_name(part.id)).collect();
     assert_eq!(lines, ["<module> (/tmp/r/owners/nvshmem/run_nvshmem.py:10) in empty"]);
@@ -47,7 +47,7 @@ fn the_symmetric_heap_shows_the_line_that_took_of_it() {
 #[test]
 fn cupys_pool_grows_by_line_and_is_as_large_as_cupy_says() {
     let story = Story::of_source(&source("cupy"));
-    let books = &story.ledger.devices[&0].physical;
+    let books = &story.ledger.devices()[&0].physical;
     let mut lines: Vec<_> =
         books.sites().map(|part| (part.peak.0 / MIB, story.ledger.sites.site_name(part.id))).collect();
     lines.sort();

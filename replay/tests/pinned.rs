@@ -84,7 +84,7 @@ fn with(name: &str, segments: Vec<Item>, entries: &'static str) -> Story {
 
 /// MiB: pinned at most, pinned at the end, in blocks at the end.
 fn figures(story: &Story) -> [u64; 3] {
-    let (host, blocks) = (&story.ledger.host, story.ledger.host_blocks());
+    let (host, blocks) = (story.ledger.host(), story.ledger.host_blocks());
     [host.peak(), host.now().bytes, blocks.now().bytes].map(|bytes| bytes.0 >> 20)
 }
 
@@ -105,7 +105,7 @@ fn held(story: &Story) -> Vec<(String, String, u64)> {
 }
 
 fn notes(story: &Story) -> Vec<&str> {
-    story.ledger.notes.iter().map(|(_, note)| note.as_str()).collect()
+    story.ledger.health.notes.iter().map(|(_, note)| note.as_str()).collect()
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_segment_that_is_used_again_is_held_by_the_newest_request() {
     assert_eq!(held(&story), [("load (/job/loader.py:9)".into(), "PyTorch, pinned memory".into(), 4)]);
     assert_eq!(notes(&story), [""; 0]);
     // Requests and ends are one event each; nothing of a device is made up.
-    assert_eq!((story.ledger.n_events, story.ledger.devices.len()), (7, 0));
+    assert_eq!((story.ledger.run.n_events, story.ledger.devices().len()), (7, 0));
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn what_was_there_before_the_history_is_there_from_its_start() {
 fn without_requests_or_without_a_history_the_rest_is_used() {
     // skip_actions=["free_requested"].
     let story = with("ends.pickle", vec![], "segment_alloc 0 4 7\nalloc 0 4 7\nfree_completed 0 4 7");
-    assert_eq!((figures(&story), story.ledger.n_events), ([4, 4, 0], 3));
+    assert_eq!((figures(&story), story.ledger.run.n_events), ([4, 4, 0], 3));
     // `state` keeps no history.
     let story = with("state.pickle", vec![segment(0, 4, "active_allocated", 5)], "");
     assert_eq!(figures(&story), [4, 4, 4]);

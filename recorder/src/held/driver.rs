@@ -190,14 +190,9 @@ impl Driver {
                 self.said.entry(Said::Init).or_insert_with(born);
             }
             // Of graphs without memory, and questions.
-            Action::GraphInstantiate
-            | Action::GraphLaunch
-            | Action::GraphExecDestroy
-            | Action::GraphDestroy
-            | Action::GraphMemGet
-            | Action::PoolTrim
-            | Action::MemInfo
-            | Action::TorchTrim => {}
+            Action::GraphInstantiate | Action::GraphLaunch | Action::GraphExecDestroy => {}
+            Action::GraphDestroy | Action::GraphMemGet | Action::PoolTrim => {}
+            Action::MemInfo | Action::TorchTrim => {}
         }
     }
 
@@ -393,16 +388,9 @@ impl Driver {
 fn is_of_pool(said: Said, handle: u64) -> bool {
     match said {
         Said::PoolSet(pool, _) | Said::PoolGet(pool, _) | Said::PoolOf(_, pool) => pool == handle,
-        Said::Export(_)
-        | Said::PoolSelect(_)
-        | Said::Function(_)
-        | Said::Limit(..)
-        | Said::Peer(..)
-        | Said::UseOnOom(..)
-        | Said::NoSplit(..)
-        | Said::GraphTrim(_)
-        | Said::Checkpoint(_)
-        | Said::Init => false,
+        Said::Export(_) | Said::PoolSelect(_) | Said::Function(_) | Said::Limit(..) | Said::Peer(..) => false,
+        Said::UseOnOom(..) | Said::NoSplit(..) | Said::GraphTrim(_) => false,
+        Said::Checkpoint(_) | Said::Init => false,
     }
 }
 

@@ -144,10 +144,10 @@ impl Watch for Growth {
 
     fn event(&mut self, ledger: &mut Ledger, event: &Event) {
         // What was held when the trace begins was there: nothing rises by it.
-        if ledger.is_before_since(event) {
+        if ledger.run.is_before(event.time) {
             return;
         }
-        if self.n_windows == 0 && self.seen == 0 && ledger.since.0 > 0 {
+        if self.n_windows == 0 && self.seen == 0 && ledger.run.since.0 > 0 {
             for (_, _, books) in ledger.shelves() {
                 books.begin_window();
             }

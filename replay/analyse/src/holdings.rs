@@ -751,7 +751,7 @@ impl Loops {
 
 /// The request of PyTorch's that failed at that time.
 pub(crate) fn failed_at(ledger: &Ledger, device: i16, time: Nanos) -> Option<&TorchOom> {
-    ledger.devices.get(&device)?.torch.as_ref()?.ooms.last().filter(|error| error.time == time)
+    ledger.devices().get(&device)?.torch.as_ref()?.ooms.last().filter(|error| error.time == time)
 }
 
 /// The program's lines outside of the outermost model of a stack, and the line of that model.

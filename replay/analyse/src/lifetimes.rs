@@ -266,7 +266,7 @@ impl Found {
             tasks.push(Box::new(|| *roles = sweep.role_bytes(*top)));
         }
         for (found, (sweep, _)) in found.at_end.iter_mut().zip(&sweeps) {
-            let at = (sweep.device, known.ledger.last);
+            let at = (sweep.device, known.ledger.run.last);
             tasks.push(Box::new(move || *found = HeldAt::of(known, at, |life| life.died == NEVER)));
         }
         at_once(tasks);
@@ -277,7 +277,7 @@ impl Found {
 /// When a request last failed for good, by device.
 fn failures(ledger: &Ledger) -> BTreeMap<i16, Nanos> {
     let mut last: BTreeMap<i16, Nanos> = BTreeMap::new();
-    let torch = ledger.devices.iter().filter_map(|(device, books)| {
+    let torch = ledger.devices().iter().filter_map(|(device, books)| {
         let error = books.torch.as_ref()?.ooms.last()?;
         Some((*device, error.time))
     });

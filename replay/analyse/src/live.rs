@@ -151,8 +151,8 @@ fn pictures_of(
     let mut pictures = vec![];
     match places(source, &story, &highest, when) {
         None => {
-            let (ledger, devices) = (&story.ledger, story.ledger.devices.keys());
-            pictures.extend(devices.map(|device| picture(ledger, *device, ledger.last)));
+            let (ledger, devices) = (&story.ledger, story.ledger.devices().keys());
+            pictures.extend(devices.map(|device| picture(ledger, *device, ledger.run.last)));
         }
         Some(places) => {
             visit(source, &places, |ledger, device, time| pictures.push(picture(ledger, device, time)));
@@ -204,8 +204,8 @@ fn by_role(source: &Source, when: When, categories: &Categories) -> View {
     let mut pictures = vec![];
     match places(source, &story, &highest, when) {
         None => {
-            let (ledger, devices) = (&story.ledger, story.ledger.devices.keys());
-            pictures.extend(devices.map(|device| picture(&open_at_end, ledger, *device, ledger.last)));
+            let (ledger, devices) = (&story.ledger, story.ledger.devices().keys());
+            pictures.extend(devices.map(|device| picture(&open_at_end, ledger, *device, ledger.run.last)));
         }
         Some(places) => {
             let mut lives = Lives::default();
@@ -233,7 +233,7 @@ fn places(source: &Source, story: &Story, highest: &Highest, when: When) -> Opti
         When::At(_) => {
             let (_, time) = span(story, when).unwrap_or_default();
             let before = source.events().take_while(|event| event.time <= time).count() as u64;
-            Some(story.ledger.devices.keys().map(|device| (*device, before)).collect())
+            Some(story.ledger.devices().keys().map(|device| (*device, before)).collect())
         }
         When::Within(..) | When::Step(_) => Some(match span(story, when) {
             Ok((from, to)) => highest_within(source, from, to),
@@ -248,9 +248,9 @@ fn places(source: &Source, story: &Story, highest: &Highest, when: When) -> Opti
 /// There is no such step, in words.
 pub fn span(story: &Story, when: When) -> Result<(Nanos, Nanos), String> {
     let When::Step(number) = when else { return Ok(when.since(story.start())) };
-    let steps = story.ledger.training.as_ref().map_or(&[][..], |training| &training.steps);
+    let steps = story.ledger.training().map_or(&[][..], |training| &training.steps);
     match (steps.iter().find(|step| step.number == number), steps) {
-        (Some(step), _) => Ok((step.begin, step.end.unwrap_or(story.ledger.last))),
+        (Some(step), _) => Ok((step.begin, step.end.unwrap_or(story.ledger.run.last))),
         (None, []) => {
             Err(format!("no step {number}: the program's steps are not known (use a time, 10s..20s)"))
         }
@@ -309,7 +309,7 @@ impl Watch for Highest {
         if std::mem::replace(&mut self.has_begun, true) && matches!(event.kind, EventKind::BlockFree(_)) {
             return;
         }
-        for (device, books) in &ledger.devices {
+        for (device, books) in ledger.devices() {
             let physical = books.physical.now().bytes;
             if physical.0 == 0 {
                 continue;
@@ -383,7 +383,7 @@ fn parted(
         add(holder, block.bytes);
     }
     let (mut in_buffers, mut arena, mut jax_owner) = (0u64, 0u64, OwnerId(u32::MAX));
-    let has_buffers = ledger.devices.get(&device).is_some_and(|books| books.pjrt.is_some());
+    let has_buffers = ledger.devices().get(&device).is_some_and(|books| books.pjrt.is_some());
     for object in ledger.live().filter(|object| object.device == device && object.kind.is_physical()) {
         if has_buffers && ledger.sites.owner(object.owner) == JAX {
             (arena, jax_owner) = (arena.saturating_add(object.bytes.0), object.owner);
@@ -601,7 +601,7 @@ mod tests {
                 shown.push(format!("{} {} {n} {}", owner(&story.ledger, holder), bytes.0, stack.join(" < ")));
             }
             if when == When::Peak {
-                assert_eq!(picture.total(), story.ledger.devices[&picture.device].physical.peak());
+                assert_eq!(picture.total(), story.ledger.devices()[&picture.device].physical.peak());
             }
         }
         shown.sort();

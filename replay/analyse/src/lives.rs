@@ -119,17 +119,8 @@ impl Watch for Lives {
                     self.born(*addr, block, event, is_from_before);
                 }
                 Step::BlockFreed(addr, _) => self.died(*addr, event),
-                Step::Gained(_)
-                | Step::Lost(_)
-                | Step::Mapped(_)
-                | Step::Unmapped(_)
-                | Step::BlockDone(..)
-                | Step::StrangerFreed(_)
-                | Step::StrangerDone(_)
-                | Step::Heap(..)
-                | Step::HeapFreed(..)
-                | Step::Grown(_)
-                | Step::Shrunk(..) => {}
+                Step::Gained(_) | Step::Lost(_) => {}
+                Step::BlockDone(..) | Step::Stranger(..) | Step::Heap(..) | Step::Pages(..) => {}
             }
         }
     }
@@ -138,7 +129,7 @@ impl Watch for Lives {
 impl Lives {
     fn is_from_before(&mut self, ledger: &Ledger, device: i16) -> bool {
         let before = self.before.get_or_insert_with(|| {
-            let notes = ledger.notes.iter().filter_map(|(_, note)| Before::of_note(note));
+            let notes = ledger.health.notes.iter().filter_map(|(_, note)| Before::of_note(note));
             notes.map(|before| (before.device, before.n_blocks)).collect()
         });
         let left = before.get_mut(&device).filter(|left| **left > 0);

@@ -290,7 +290,7 @@ impl<'a> Rounds<'a> {
         definitions: &'a dyn Definitions,
         repetition: &'a Repetition,
     ) -> Rounds<'a> {
-        let steps = ledger.training.iter().filter(|training| training.n_steps > 1);
+        let steps = ledger.training().into_iter().filter(|training| training.n_steps > 1);
         let steps = steps.flat_map(|training| training.steps.iter().map(|step| step.begin));
         // Of several models that one step calls, one is enough.
         let lines = repetition.turns.iter().map(|(line, turns)| (turns.times().list(), line));
@@ -399,7 +399,7 @@ impl<'a> Rounds<'a> {
     /// Whether all of it was requested within one step of training.
     #[must_use]
     pub fn is_of_one_step(&self, kept: &[Kept]) -> bool {
-        let Some(training) = self.ledger.training.as_ref().filter(|training| training.n_steps > 1) else {
+        let Some(training) = self.ledger.training().filter(|training| training.n_steps > 1) else {
             return false;
         };
         let mut steps = kept.iter().map(|it| training.at(it.since).map(|step| step.number));

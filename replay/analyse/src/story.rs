@@ -69,7 +69,7 @@ impl Story {
     /// Finds out why PyTorch reserved more than was in use, where that is much. It is replayed for that.
     #[must_use]
     pub fn with_gaps(mut self, trace: &dyn Requests) -> Story {
-        let is_short = effort::VERDICT.covers(self.ledger.n_events as usize);
+        let is_short = effort::VERDICT.covers(self.ledger.run.n_events as usize);
         let is_asked = is_short && self.wasteful_devices().next().is_some();
         // What cannot be imported is shown by the verb that the report then names.
         let trace = is_asked.then(|| trace.requests()).and_then(Result::ok);
@@ -79,7 +79,7 @@ impl Story {
 
     /// Devices of which PyTorch reserved much more than it ever had in use.
     pub fn wasteful_devices(&self) -> impl Iterator<Item = i16> {
-        let devices = self.ledger.devices.iter().filter(|(_, books)| {
+        let devices = self.ledger.devices().iter().filter(|(_, books)| {
             books.torch.as_ref().is_some_and(|torch| {
                 let (reserved, allocated) = (torch.reserved.peak.0, torch.allocated.peak.0);
                 reserved.saturating_sub(allocated) as f64 >= reserved as f64 * WASTEFUL && reserved > 0
@@ -141,7 +141,7 @@ impl Story {
 
     /// When the process began to be traced.
     pub fn start(&self) -> Nanos {
-        let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.first };
+        let start = if self.process.start.0 > 0 { Some(self.process.start) } else { self.ledger.run.first };
         start.unwrap_or_default()
     }
 
@@ -160,7 +160,7 @@ impl Story {
     /// What a snapshot does not hold, by device; empty where everything is from its beginning.
     #[must_use]
     pub fn before(&self) -> Vec<Before> {
-        self.ledger.notes.iter().filter_map(|(_, note)| Before::of_note(note)).collect()
+        self.ledger.health.notes.iter().filter_map(|(_, note)| Before::of_note(note)).collect()
     }
 
     /// It is a snapshot without a history: it shows who holds what at one moment.
@@ -173,13 +173,14 @@ impl Story {
     /// How the process ended; none where its trace does not say.
     #[must_use]
     pub fn end(&self) -> Option<End> {
-        self.ledger.notes.iter().rev().find_map(|(_, note)| End::parse(note.strip_prefix("process.end=")?))
+        let mut newest_first = self.ledger.health.notes.iter().rev();
+        newest_first.find_map(|(_, note)| End::parse(note.strip_prefix("process.end=")?))
     }
 
     /// How long the process ran before somebody attached to it, where that is how its trace began; `None` inside where nobody knows.
     #[must_use]
     pub fn attached_after(&self) -> Option<Option<Nanos>> {
-        let told = |name| self.ledger.notes.iter().find_map(|(_, note)| note.strip_prefix(name));
+        let told = |name| self.ledger.health.notes.iter().find_map(|(_, note)| note.strip_prefix(name));
         told("attach.before=")?;
         Some(told("attach.after_ns=").and_then(|age| age.parse().ok()).map(Nanos))
     }
@@ -201,14 +202,14 @@ impl Story {
     /// Whether none of its events could be read, and there were some: nothing can be concluded from what is not there.
     #[must_use]
     pub fn is_unreadable(&self) -> bool {
-        self.ledger.n_events == 0 && !self.damages.is_empty()
+        self.ledger.run.n_events == 0 && !self.damages.is_empty()
     }
 
     /// Why its numbers may be wrong, in one line.
     #[must_use]
     pub fn doubts(&self) -> Option<String> {
         let mut doubts = Vec::new();
-        for (cause, events) in &self.ledger.lost {
+        for (cause, events) in &self.ledger.health.lost {
             doubts.push(format!("{events} events lost ({cause})"));
         }
         let unread: u64 = self.damages.iter().map(|damage| damage.bytes).sum();

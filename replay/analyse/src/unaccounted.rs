@@ -63,7 +63,7 @@ pub fn moments<'a>(story: &Story, books: &'a DeviceBooks) -> Vec<(&'static str, 
 }
 
 fn after_first_step<'a>(story: &Story, samples: &'a Samples) -> Option<&'a Sampled> {
-    let end = story.ledger.training.as_ref()?.first_end()?;
+    let end = story.ledger.training()?.first_end()?;
     charged(samples).find(|sampled| sampled.time >= end)
 }
 
@@ -93,7 +93,7 @@ mod tests {
 
     fn trend_of(scene: &str) -> Trend {
         let story = Story::of("t.gtr", &recording(scene));
-        trend(&story, &story.ledger.devices[&0].samples).unwrap()
+        trend(&story, &story.ledger.devices()[&0].samples).unwrap()
     }
 
     #[test]

@@ -83,7 +83,7 @@ fn words(largest: &[(Line, u64)], sum: u64) -> String {
 
 /// What of a place is held at the end, by stack: of what was asked for when it counts, if there is such.
 fn held(story: &Story, of: Place) -> Vec<(StackId, u64)> {
-    let (begin, end) = (story.start().0, story.ledger.last.0);
+    let (begin, end) = (story.start().0, story.ledger.run.last.0);
     let at = |share: f64| begin + (end.saturating_sub(begin) as f64 * share) as u64;
     let (from, to) = (at(COUNTED.0), at(COUNTED.1));
     let (mut counted, mut all): (FxHashMap<StackId, u64>, FxHashMap<StackId, u64>) = Default::default();

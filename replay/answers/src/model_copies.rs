@@ -49,7 +49,7 @@ impl Model {
                 site: story.ledger.sites.site_name(most.site),
                 bytes: Bytes(sizes.iter().map(|(size, n)| size * n).sum()),
                 sizes,
-                time: (story.process.start, story.ledger.last),
+                time: (story.process.start, story.ledger.run.last),
             });
         }
         models

@@ -56,7 +56,7 @@ impl Usual {
     }
 
     fn of_line(story: &Story, held: &HeldAt, rounds: &Rounds<'_>) -> Option<Usual> {
-        let error = story.ledger.devices.get(&held.device)?.torch.as_ref()?.ooms.last()?;
+        let error = story.ledger.devices().get(&held.device)?.torch.as_ref()?.ooms.last()?;
         let times: Vec<Nanos> =
             held.requested_before.iter().map(|(time, _)| *time).chain([error.time]).collect();
         let turns = rounds.turns_of(error.stack, &times)?;
@@ -192,7 +192,7 @@ impl Postmortem {
 
     /// Blocks that PyTorch handed out on a device after one of its errors.
     pub(super) fn went_on_after(&self, device: i16, which: fn(&[TorchOom]) -> Option<&TorchOom>) -> u64 {
-        let torch = self.story.ledger.devices.get(&device).and_then(|books| books.torch.as_ref());
+        let torch = self.story.ledger.devices().get(&device).and_then(|books| books.torch.as_ref());
         let error = torch.and_then(|torch| Some((torch, which(&torch.ooms)?)));
         error.map_or(0, |(torch, error)| torch.allocations.saturating_sub(error.allocations_before))
     }
@@ -208,17 +208,17 @@ impl Postmortem {
 
     /// The last error of a device that PyTorch raised.
     pub(super) fn torch_oom(&self, device: i16) -> Option<&TorchOom> {
-        self.story.ledger.devices.get(&device)?.torch.as_ref()?.ooms.last()
+        self.story.ledger.devices().get(&device)?.torch.as_ref()?.ooms.last()
     }
 
     /// Devices whose PyTorch ran out.
     pub fn torch_devices(&self) -> impl Iterator<Item = i16> {
-        self.story.ledger.devices.keys().copied().filter(|device| self.torch_oom(*device).is_some())
+        self.story.ledger.devices().keys().copied().filter(|device| self.torch_oom(*device).is_some())
     }
 
     /// Devices on which JAX ran out, and its last error there.
     pub(super) fn jax_ooms(&self) -> impl Iterator<Item = (i16, &PjrtOom)> {
-        let devices = self.story.ledger.devices.iter();
+        let devices = self.story.ledger.devices().iter();
         devices.filter_map(|(device, books)| Some((*device, books.pjrt.as_ref()?.ooms.last()?)))
     }
 
@@ -253,7 +253,7 @@ impl Postmortem {
         let name = format!("cuda:{device}");
         let growing: Vec<_> = self.leaks.growing.iter().filter(|site| site.named.device == name).collect();
         let grown = growing.iter().fold(0u64, |sum, site| sum.saturating_add(site.growth.0));
-        let held = self.story.ledger.devices.get(&device).map_or(0, |books| books.physical.peak().0);
+        let held = self.story.ledger.devices().get(&device).map_or(0, |books| books.physical.peak().0);
         if grown.saturating_mul(MUCH) >= held { growing } else { vec![] }
     }
 

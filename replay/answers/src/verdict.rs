@@ -110,7 +110,7 @@ pub fn verdict_beside(
 ) -> gputrace_report::model::Verdict {
     let story = &found.story;
     // Longer traces are not replayed for a verdict.
-    let trace = Some(trace).filter(|_| effort::VERDICT.covers(story.ledger.n_events as usize));
+    let trace = Some(trace).filter(|_| effort::VERDICT.covers(story.ledger.run.n_events as usize));
     let facts = Facts { beside, ..Facts::of(found, trace) };
     let mut all = Evidence { facts: &facts, found, story, path: quote(story.named()) }.findings();
     let mut worst = all.remove(0);
@@ -433,7 +433,7 @@ impl Evidence<'_> {
         let ledger = &self.story.ledger;
         let end =
             self.story.end().filter(|end| !matches!(end, End::Exit | End::Status(0) | End::Detached))?;
-        let inside = ledger.open_calls.first();
+        let inside = ledger.counts.open_calls.first();
         let inside_of =
             inside.map_or_else(String::new, |call| format!(", inside {}", ledger.sites.name(call.name)));
         let ranks = self.story.process.rank.is_some() || ledger.communicators().next().is_some();
@@ -441,7 +441,7 @@ impl Evidence<'_> {
             true => format!("gputrace ranks {}", quote(&folder(&self.story.path))),
             false => self.command("report --all"),
         };
-        let last = time(self.story.since_start(ledger.last));
+        let last = time(self.story.since_start(ledger.run.last));
         Some(Finding {
             kind: if matches!(end, End::Status(_)) { Kind::Left } else { Kind::Killed },
             cause: "",
@@ -590,10 +590,10 @@ impl Evidence<'_> {
             let of = total.map_or_else(String::new, |total| format!(" of {}", bytes(Bytes(total))));
             format!("peak {}{of} on {}", bytes(books.physical.peak()), device_name(self.story, ordinal))
         });
-        let has_asked = used_devices(self.story).next().is_some() || ledger.host.peak().0 > 0;
+        let has_asked = used_devices(self.story).next().is_some() || ledger.host().peak().0 > 0;
         let (kind, what, sure) = match (has_asked, self.story.doubts().is_some()) {
             (false, _) => {
-                let what = match ledger.n_events {
+                let what = match ledger.run.n_events {
                     _ if self.story.is_unreadable() => "none of its events can be read",
                     0 => "the trace has no events",
                     _ => "the process requested no GPU memory during the recording",

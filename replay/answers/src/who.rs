@@ -14,7 +14,9 @@ use gputrace_schemas::event::{Bytes, Event, Nanos, StackId};
 use gputrace_sim::ops::{AllocId, Op, OpStream, Pool};
 use gputrace_trace::import::Requests;
 use gputrace_trace::ledger::pools::{GraphState, Pools};
-use gputrace_trace::ledger::{Block, HeapBlock, Ledger, MemoryKind, Object, Step, Watch, call_site};
+use gputrace_trace::ledger::{
+    Block, Fate, HeapBlock, Ledger, MemoryKind, Object, Paging, Step, Watch, call_site,
+};
 use gputrace_trace::source::Source;
 use gputrace_trace::words::{bytes, time};
 use gputrace_trace::{Before, Definitions};
@@ -259,7 +261,7 @@ impl Watch for Follower {
                         owner.done = Some(event.time).filter(|time| Some(*time) != owner.until);
                     }
                 }
-                Step::StrangerFreed(stranger) if self.holds(stranger.addr, stranger.bytes.0) => {
+                Step::Stranger(Fate::Freed, stranger) if self.holds(stranger.addr, stranger.bytes.0) => {
                     self.owners.push(Owner {
                         what: BLOCK,
                         device: stranger.device,
@@ -279,8 +281,8 @@ impl Watch for Follower {
                         number: usize::MAX,
                     });
                 }
-                Step::Heap(addr, block) => self.heap(*addr, block),
-                Step::HeapFreed(addr, _) => {
+                Step::Heap(Fate::Allocated, addr, block) => self.heap(*addr, block),
+                Step::Heap(Fate::Freed, addr, _) => {
                     let of = |owner: &&mut Owner| {
                         owner.what == "buffer of a library" && owner.serial == *addr && owner.until.is_none()
                     };
@@ -288,7 +290,7 @@ impl Watch for Follower {
                         (owner.until, owner.freed_by) = (Some(event.time), event.stack);
                     }
                 }
-                Step::Grown(pages) if self.holds(pages.addr, pages.bytes.0) => {
+                Step::Pages(Paging::Grown, pages) if self.holds(pages.addr, pages.bytes.0) => {
                     self.owners.push(Owner {
                         what: "pages of an expandable segment",
                         device: pages.device,
@@ -308,7 +310,7 @@ impl Watch for Follower {
                         number: usize::MAX,
                     });
                 }
-                Step::Shrunk(page, _) if self.holds(page.addr, page.bytes.0) => {
+                Step::Pages(Paging::Shrunk(_), page) if self.holds(page.addr, page.bytes.0) => {
                     let of = |owner: &&mut Owner| {
                         owner.what == "pages of an expandable segment" && owner.until.is_none()
                     };
@@ -316,12 +318,7 @@ impl Watch for Follower {
                         (owner.until, owner.freed_by) = (Some(event.time), event.stack);
                     }
                 }
-                Step::Mapped(_)
-                | Step::Unmapped(_)
-                | Step::StrangerFreed(_)
-                | Step::StrangerDone(_)
-                | Step::Grown(_)
-                | Step::Shrunk(..) => {}
+                Step::Pages(..) | Step::Stranger(..) | Step::Heap(..) => {}
             }
         }
     }
@@ -329,7 +326,7 @@ impl Watch for Follower {
 
 /// A snapshot lists what was held when its history began, or without a history, but not since when.
 fn forget_births_before_history(story: &Story, owners: &mut [Owner]) {
-    let notes = &story.ledger.notes;
+    let notes = &story.ledger.health.notes;
     let before: Vec<Before> = notes.iter().filter_map(|(_, note)| Before::of_note(note)).collect();
     for owner in owners {
         let of_device = before.iter().find(|before| before.device == owner.device);

@@ -153,15 +153,7 @@ fn change(ledger: &Ledger, step: &Step) -> Option<Change> {
         Step::Lost(object) => of_object(false, object),
         Step::Block(addr, block) => Some(of_block(true, *addr, block)),
         Step::BlockFreed(addr, block) => Some(of_block(false, *addr, block)),
-        Step::BlockDone(..)
-        | Step::StrangerFreed(_)
-        | Step::StrangerDone(_)
-        | Step::Heap(..)
-        | Step::HeapFreed(..)
-        | Step::Grown(_)
-        | Step::Shrunk(..)
-        | Step::Mapped(_)
-        | Step::Unmapped(_) => None,
+        Step::BlockDone(..) | Step::Stranger(..) | Step::Heap(..) | Step::Pages(..) => None,
     }
 }
 
@@ -182,7 +174,7 @@ fn tell(request: &Request, source: &Source, origin: Nanos, least: u64) -> io::Re
             device.change(&change, n, time, least, &mut lines);
         }
         for (ordinal, device) in &mut told {
-            let bytes = ledger.devices.get(ordinal).map_or(0, |books| books.physical.now().bytes.0);
+            let bytes = ledger.devices().get(ordinal).map_or(0, |books| books.physical.now().bytes.0);
             device.level(bytes, time, n % stride == 0);
         }
         told_oom(&mut told, ledger, time);

@@ -76,17 +76,8 @@ fn changes(ledger: &Ledger) -> impl Iterator<Item = (&'static str, &Object)> {
     ledger.steps().iter().filter_map(|step| match step {
         Step::Gained(object) => Some(("alloc", object)),
         Step::Lost(object) => Some(("free", object)),
-        Step::Block(..)
-        | Step::BlockFreed(..)
-        | Step::BlockDone(..)
-        | Step::StrangerFreed(_)
-        | Step::StrangerDone(_)
-        | Step::Heap(..)
-        | Step::HeapFreed(..)
-        | Step::Grown(_)
-        | Step::Shrunk(..)
-        | Step::Mapped(_)
-        | Step::Unmapped(_) => None,
+        Step::Block(..) | Step::BlockFreed(..) | Step::BlockDone(..) => None,
+        Step::Stranger(..) | Step::Heap(..) | Step::Pages(..) => None,
     })
 }
 

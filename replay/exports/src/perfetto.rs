@@ -220,12 +220,10 @@ fn device_of(step: &Step) -> i16 {
     match step {
         Step::Gained(object) | Step::Lost(object) => object.device,
         Step::Block(_, block) | Step::BlockFreed(_, block) | Step::BlockDone(_, block) => block.device,
-        Step::StrangerFreed(block) | Step::StrangerDone(block) => block.device,
-        Step::Mapped(range) | Step::Unmapped(range) | Step::Grown(range) | Step::Shrunk(range, _) => {
-            range.device
-        }
+        Step::Stranger(_, block) => block.device,
+        Step::Pages(_, range) => range.device,
         // They lie in what is counted already.
-        Step::Heap(..) | Step::HeapFreed(..) => HOST,
+        Step::Heap(..) => HOST,
     }
 }
 

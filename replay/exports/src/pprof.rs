@@ -32,7 +32,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
 /// Memory held so far, while events are still being booked.
 #[must_use]
 pub fn live_profile(ledger: &Ledger, definitions: &dyn Definitions) -> Vec<u8> {
-    let pictures = ledger.devices.keys().map(|device| picture(ledger, *device, ledger.last));
+    let pictures = ledger.devices().keys().map(|device| picture(ledger, *device, ledger.run.last));
     let pictures: Vec<Picture> = pictures.filter(|picture| !picture.held.is_empty()).collect();
     compressed(profile(ledger, definitions, Native::Hidden, &pictures))
 }

@@ -19,7 +19,7 @@ use super::{Export, Request, Takes};
 use gputrace_analyse::fragmentation::is_small;
 use gputrace_analyse::live::{Line, Lines};
 use gputrace_trace::ledger::pools::PoolId;
-use gputrace_trace::ledger::{Block, Ledger, MemoryKind, Object, Step};
+use gputrace_trace::ledger::{Block, Ledger, MemoryKind, Object, Paging, Step};
 
 pub(super) const ENTRY: Export = Export {
     name: "torch-pickle",
@@ -40,7 +40,7 @@ fn export(request: &Request, out: &mut dyn Write) -> io::Result<()> {
     let source = request.source();
     let mut devices: Vec<i16> = vec![];
     each_event(source, Nanos(0), |ledger, _, _| {
-        let new = ledger.devices.keys().filter(|device| **device >= 0 && request.wants(**device));
+        let new = ledger.devices().keys().filter(|device| **device >= 0 && request.wants(**device));
         devices.extend(new.filter(|device| !devices.contains(device)).copied().collect::<Vec<_>>());
         Ok(())
     })?;
@@ -186,10 +186,10 @@ impl Teller {
             match step {
                 Step::Gained(object) if self.is_mine(object) => self.gained(ledger, object, time),
                 Step::Lost(object) if self.is_mine(object) => self.lost(object, time),
-                Step::Mapped(range) if range.torch && range.device == self.device => {
+                Step::Pages(Paging::Mapped, range) if range.torch && range.device == self.device => {
                     self.mapped(range.addr, range.bytes.0, time, event.stack);
                 }
-                Step::Unmapped(range) if range.torch && range.device == self.device => {
+                Step::Pages(Paging::Unmapped, range) if range.torch && range.device == self.device => {
                     self.unmapped(range.addr, range.bytes.0, time, event.stack);
                 }
                 Step::Block(addr, block) if block.device == self.device => {

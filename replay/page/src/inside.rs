@@ -171,7 +171,7 @@ impl Buffers {
             let jax = books.physical.owners().find(|part| ledger.sites.owner(part.id) == JAX)?;
             Some((*device, jax.id))
         };
-        Buffers { owners: ledger.devices.iter().filter_map(owner).collect(), ..Buffers::default() }
+        Buffers { owners: ledger.devices().iter().filter_map(owner).collect(), ..Buffers::default() }
     }
 
     pub(super) fn clear(&mut self) {

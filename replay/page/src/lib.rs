@@ -277,7 +277,7 @@ impl Chapter {
         let ledger = Story::watched(source, &mut collector).ledger;
         collector.finish(&ledger);
         let Collector { holders, devices, mut marks, pools, .. } = collector;
-        if let Some(training) = &ledger.training {
+        if let Some(training) = ledger.training() {
             let steps = marks.entry(MarkKind::Step).or_default();
             for step in &training.steps {
                 let text = format!("step {}", step.number);
@@ -294,7 +294,7 @@ impl Chapter {
         let mut chapter = Chapter {
             start: story.start().0,
             origin: 0,
-            duration: story.since_start(ledger.last).0,
+            duration: story.since_start(ledger.run.last).0,
             report: Json::Null,
             owners: owners.map(|owner| ledger.sites.owner(owner).to_owned()).collect(),
             sites: sites.map(|site| cut(&ledger.sites.site_name(site))).collect(),
@@ -509,7 +509,7 @@ impl Chapter {
 /// The layers of a training run, unless it is too long to be looked at twice.
 fn layers(story: &Story, source: &Source) -> OfBlocks {
     let is_short = |it: &Lifetimes| it.roles_of_blocks.len() <= MOST_REQUESTS;
-    if story.ledger.training.is_none() || !story.lifetimes.as_ref().is_some_and(is_short) {
+    if story.ledger.training().is_none() || !story.lifetimes.as_ref().is_some_and(is_short) {
         return OfBlocks::default();
     }
     source.requests().map(|trace| of_blocks(source, trace)).unwrap_or_default()

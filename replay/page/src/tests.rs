@@ -131,8 +131,8 @@ fn check_highest(scene: &str) {
     let mut wanted: Vec<i64> = pictures[0].held.values().map(|(bytes, _)| bytes.0 as i64).collect();
     wanted.sort_unstable();
     highest.2.sort_unstable();
-    assert_eq!((highest.0 as u64, highest.2), (story.ledger.devices[&0].physical.peak().0, wanted));
-    assert_eq!(held.iter().sum::<i64>() as u64, story.ledger.devices[&0].physical.now().bytes.0);
+    assert_eq!((highest.0 as u64, highest.2), (story.ledger.devices()[&0].physical.peak().0, wanted));
+    assert_eq!(held.iter().sum::<i64>() as u64, story.ledger.devices()[&0].physical.now().bytes.0);
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn pinned_memory_of_the_host_is_the_last_of_the_devices() {
             }
             highest = highest.max(held);
         }
-        let (books, blocks) = (&story.ledger.host, story.ledger.host_blocks());
+        let (books, blocks) = (story.ledger.host(), story.ledger.host_blocks());
         assert_eq!((highest as u64, held as u64), (books.peak().0, books.now().bytes.0));
         if blocks.peak().0 > 0 {
             assert_eq!(used as u64, blocks.now().bytes.0);

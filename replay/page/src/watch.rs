@@ -19,7 +19,9 @@ use super::tape::{Changes, Lives, Tape};
 use gputrace_analyse::live::Level;
 use gputrace_analyse::story::Story;
 use gputrace_trace::Definitions;
-use gputrace_trace::ledger::{HeapBlock, Ledger, MemoryKind, Object, OwnerId, SiteId, Step, Watch};
+use gputrace_trace::ledger::{
+    Fate, HeapBlock, Ledger, MemoryKind, Object, OwnerId, Paging, SiteId, Step, Watch,
+};
 use gputrace_trace::owners::TORCH_PINNED;
 
 /// Most marks of each kind that are kept; the others are counted.
@@ -217,7 +219,7 @@ impl<'a> Collector<'a> {
         known: Known<'a>,
         detail: Detail,
     ) -> Collector<'a> {
-        let devices = story.ledger.devices.iter();
+        let devices = story.ledger.devices().iter();
         let with_blocks = devices
             .filter(|(_, books)| books.torch.as_ref().is_some_and(|torch| torch.blocks.peak().0 > 0))
             .map(|(device, _)| *device)
@@ -226,7 +228,7 @@ impl<'a> Collector<'a> {
             definitions,
             known,
             detail,
-            span: (story.start(), story.ledger.last),
+            span: (story.start(), story.ledger.run.last),
             with_blocks: with_blocks.collect(),
             holders: vec![],
             numbers: FxHashMap::default(),
@@ -359,10 +361,10 @@ impl<'a> Collector<'a> {
                 device.in_blocks = device.in_blocks.saturating_sub(block.bytes.0);
                 device.blocks.ends(*addr, event.time);
             }
-            Step::Heap(addr, block) if block.device == HOST => {
+            Step::Heap(Fate::Allocated, addr, block) if block.device == HOST => {
                 self.pinned_begins(ledger, event, *addr, block)
             }
-            Step::HeapFreed(addr, block) if block.device == HOST => {
+            Step::Heap(Fate::Freed, addr, block) if block.device == HOST => {
                 self.pinned_ends(ledger, event, *addr, block);
             }
             Step::Gained(object) if is_shown(object) => {
@@ -412,7 +414,7 @@ impl<'a> Collector<'a> {
                     }
                 }
             }
-            Step::Mapped(range) => {
+            Step::Pages(Paging::Mapped, range) => {
                 let ground = if range.torch { Ground::Pages } else { Ground::OtherPages };
                 self.device(range.device).grounds.begins(range.addr, range.bytes, event.time, ground as u32);
                 if let Some((segment, id)) = ledger.torch_pools.segment_at(range.device, range.addr) {
@@ -422,21 +424,14 @@ impl<'a> Collector<'a> {
                     self.segment_of(range.device, segment, pool);
                 }
             }
-            Step::Unmapped(range) => {
+            Step::Pages(Paging::Unmapped, range) => {
                 self.ground_ends(range.device, range.addr, event.time);
                 if range.torch && matches!(&event.kind, EventKind::Call(call) if !call.in_allocate) {
                     self.trims(event, range.device, range.bytes);
                 }
             }
-            Step::Gained(_)
-            | Step::Lost(_)
-            | Step::BlockDone(..)
-            | Step::StrangerFreed(_)
-            | Step::StrangerDone(_)
-            | Step::Grown(_)
-            | Step::Shrunk(..)
-            | Step::Heap(..)
-            | Step::HeapFreed(..) => {}
+            Step::Gained(_) | Step::Lost(_) => {}
+            Step::BlockDone(..) | Step::Stranger(..) | Step::Pages(..) | Step::Heap(..) => {}
         }
     }
 
@@ -683,7 +678,7 @@ impl Watch for Collector<'_> {
         let steps = ledger.steps().iter().filter_map(|step| match step {
             Step::Gained(object) | Step::Lost(object) => Some(object.device),
             Step::Block(_, block) | Step::BlockFreed(_, block) => Some(block.device),
-            Step::Heap(_, block) | Step::HeapFreed(_, block) => (block.device == HOST).then_some(HOST),
+            Step::Heap(.., block) => (block.device == HOST).then_some(HOST),
             _ => None,
         });
         let mut before = None;
@@ -697,9 +692,9 @@ impl Watch for Collector<'_> {
         for (device, rows) in touched.iter_mut().filter(|(_, rows)| !rows.is_empty()) {
             let device = *device;
             let (physical, torch) = match device {
-                HOST => (ledger.host.now().bytes, ledger.host_blocks().now().bytes.0),
+                HOST => (ledger.host().now().bytes, ledger.host_blocks().now().bytes.0),
                 _ => (
-                    ledger.devices.get(&device).map_or(Bytes(0), |books| books.physical.now().bytes),
+                    ledger.devices().get(&device).map_or(Bytes(0), |books| books.physical.now().bytes),
                     ledger.torch(device).map_or(0, |torch| torch.blocks.now().bytes.0),
                 ),
             };

@@ -625,13 +625,8 @@ impl Watch for Collector<'_> {
             EventKind::BlockOom(_) => Some(EventName::Torch("out of memory")),
             EventKind::BlockAlloc(_) => Some(EventName::Torch("allocation of a tensor")),
             EventKind::BlockFree(_) => Some(EventName::Torch("release of a tensor")),
-            EventKind::Wait(_)
-            | EventKind::Sample(_)
-            | EventKind::Lost(_)
-            | EventKind::Note(_)
-            | EventKind::Pjrt(_)
-            | EventKind::PjrtExecutable(_)
-            | EventKind::Mark(_) => None,
+            EventKind::Wait(_) | EventKind::Sample(_) | EventKind::Lost(_) | EventKind::Note(_) => None,
+            EventKind::Pjrt(_) | EventKind::PjrtExecutable(_) | EventKind::Mark(_) => None,
         };
         if let Some(name) = name.filter(|_| event.stack != StackId(0)) {
             self.last_event = Some((event.time, name, event.stack));

@@ -34,7 +34,7 @@ impl Peaks {
 
     /// An event was booked.
     pub fn watch(&mut self, ledger: &Ledger, memberships: &[Membership]) {
-        for (device, books) in &ledger.devices {
+        for (device, books) in ledger.devices() {
             let now = books.physical.now().bytes;
             let peak = self.devices.entry(*device).or_default();
             if now > peak.bytes {
@@ -63,7 +63,7 @@ pub fn device_uses(
         let first_use = Some(place(*stack));
         uses.insert(*ordinal, DeviceUse { ordinal: *ordinal, first_use, ..DeviceUse::default() });
     }
-    for (ordinal, books) in story.ledger.devices.iter().filter(|(ordinal, _)| **ordinal >= 0) {
+    for (ordinal, books) in story.ledger.devices().iter().filter(|(ordinal, _)| **ordinal >= 0) {
         let used =
             uses.entry(*ordinal).or_insert_with(|| DeviceUse { ordinal: *ordinal, ..DeviceUse::default() });
         used.peak = books.physical.peak();
@@ -293,7 +293,7 @@ pub fn most_between(
             break;
         }
         ledger.event(definitions, &event);
-        let physical = ledger.devices.get(&device).map_or(Bytes(0), |books| books.physical.now().bytes);
+        let physical = ledger.devices().get(&device).map_or(Bytes(0), |books| books.physical.now().bytes);
         let allocated = ledger.torch(device).map_or(Bytes(0), |torch| torch.blocks.now().bytes);
         // Until the span begins, the newest moment is the one that reaches into it.
         if event.time <= from || (physical, allocated) > best {

@@ -148,15 +148,7 @@ impl Held {
                 Step::BlockFreed(_, block) => self.block(ledger, block, -1),
                 Step::Gained(object) => self.object(ledger, object, 1),
                 Step::Lost(object) => self.object(ledger, object, -1),
-                Step::Mapped(_)
-                | Step::Unmapped(_)
-                | Step::BlockDone(..)
-                | Step::StrangerFreed(_)
-                | Step::StrangerDone(_)
-                | Step::Heap(..)
-                | Step::HeapFreed(..)
-                | Step::Grown(_)
-                | Step::Shrunk(..) => {}
+                Step::BlockDone(..) | Step::Stranger(..) | Step::Heap(..) | Step::Pages(..) => {}
             }
         }
         if !ledger.steps().is_empty() {
@@ -172,7 +164,7 @@ impl Held {
     fn judge(&mut self, ledger: &Ledger, time: Nanos) {
         for id in std::mem::take(&mut self.touched) {
             self.cache(ledger, id);
-            let books = ledger.devices.get(&id);
+            let books = ledger.devices().get(&id);
             let physical = books.map_or(Bytes(0), |books| books.physical.now().bytes);
             let n_dropped = books.map_or(0, |books| books.dropped.objects);
             let blocks = ledger.torch(id).map_or(Bytes(0), |torch| torch.blocks.now().bytes);
@@ -402,8 +394,8 @@ impl Held {
     pub(super) fn check(&mut self, ledger: &Ledger) {
         let ids: Vec<i16> = self.devices.keys().copied().collect();
         for id in ids {
-            let shown = live::picture(ledger, id, ledger.last);
-            let books = ledger.devices.get(&id).map_or(0, |books| books.physical.now().bytes.0);
+            let shown = live::picture(ledger, id, ledger.run.last);
+            let books = ledger.devices().get(&id).map_or(0, |books| books.physical.now().bytes.0);
             // What went away with its context is shown, and no longer in the books.
             if shown.total().0 != books {
                 continue;

@@ -114,7 +114,7 @@ impl Head {
         threads.sort_unstable();
         let (path, process) = (story.path.clone(), story.process.clone());
         let is_of_job = story.ledger.communicators().next().is_some();
-        let maps_others = story.ledger.devices.values().any(|books| books.imported.peak().0 > 0);
+        let maps_others = story.ledger.devices().values().any(|books| books.imported.peak().0 > 0);
         Head { path, process, threads, is_of_job, maps_others }
     }
 
@@ -156,8 +156,8 @@ fn understood(source: &Source) -> Understood<'_> {
     held.check(&story.ledger);
     let participant = collector.finish(&story);
     let peaks = held.peaks();
-    let devices: Vec<i16> = story.ledger.devices.keys().copied().collect();
-    let ends = devices.iter().map(|device| live::picture(&story.ledger, *device, story.ledger.last));
+    let devices: Vec<i16> = story.ledger.devices().keys().copied().collect();
+    let ends = devices.iter().map(|device| live::picture(&story.ledger, *device, story.ledger.run.last));
     let ends: Vec<Picture> = ends.filter(|picture| !picture.held.is_empty()).collect();
     let leaks = Found::of(&story, source.definitions(), &growth);
     let mut left_out = vec![];
@@ -177,7 +177,7 @@ fn understood(source: &Source) -> Understood<'_> {
             let lifetimes = Lifetimes::of(lives, source.definitions(), &story.ledger, &Categories::default());
             story.lifetimes = Some(lifetimes);
             // Without this replay the verdict would be another.
-            let is_short = effort::SUMMARY.covers(story.ledger.n_events as usize);
+            let is_short = effort::SUMMARY.covers(story.ledger.run.n_events as usize);
             let requests = IfShort::new(source, is_short);
             let found = Postmortem::of_story(story, source, &growth);
             let verdict = verdict(&found, &requests);

@@ -128,16 +128,16 @@ fn about(of: &Understood<'_>, rows: &mut Rows) {
         "boot": process.boot,
         "start_monotonic_ns": process.start.0,
         "start_realtime_ns": process.start_realtime,
-        "steps": story.ledger.training.as_ref().map(|training| training.n_steps),
+        "steps": story.ledger.training().map(|training| training.n_steps),
         "left_out": of.left_out,
     })
     .to_string();
     let command = process.command.join(" ");
-    let until = Some(story.since_start(story.ledger.last).0);
-    let objects = Some(story.ledger.n_events);
+    let until = Some(story.since_start(story.ledger.run.last).0);
+    let objects = Some(story.ledger.run.n_events);
     let row = Row { name: &command, time: Some(0), until, objects, text: &text, ..Row::default() };
     rows.add("process", &row);
-    for (cause, n) in &story.ledger.lost {
+    for (cause, n) in &story.ledger.health.lost {
         rows.add("lost", &Row { name: &cause.to_string(), objects: Some(*n), ..Row::default() });
     }
     for found in story.ledger.findings.iter() {

@@ -37,7 +37,7 @@ impl Sharing {
         let device = story.device(ordinal);
         let uuid = device.map(|device| device.uuid.clone()).filter(|uuid| uuid.starts_with("MIG-"));
         let mut sharing = Sharing { instance: uuid, is_client: Some(false), ..Sharing::default() };
-        for (_, note) in &story.ledger.notes {
+        for (_, note) in &story.ledger.health.notes {
             if let Some(said) = of_device(note, "nvml.device=", ordinal) {
                 match said.strip_prefix("unknown: ") {
                     Some(why) => sharing.unknown = Some(why.to_owned()),

@@ -231,8 +231,8 @@ impl ProcessSummary {
             rank: story.process.rank,
             command: story.process.command.clone(),
             start_ns: story.process.start.0,
-            events: ledger.n_events,
-            lost_events: ledger.n_lost(),
+            events: ledger.run.n_events,
+            lost_events: ledger.health.n_lost(),
             complete: story.complete,
             damage: story.damages.iter().map(ToString::to_string).collect(),
             nccl_timing: Some(*ledger.gpu_timed()).filter(|timed| *timed != GpuTimed::default()),
@@ -245,8 +245,8 @@ impl ProcessSummary {
 fn host(ledger: &Ledger) -> HostSummary {
     let blocks = Some(ledger.host_blocks()).filter(|blocks| blocks.peak().0 > 0);
     HostSummary {
-        peak_bytes: ledger.host.peak().0,
-        live_bytes: ledger.host.live().bytes.0,
+        peak_bytes: ledger.host().peak().0,
+        live_bytes: ledger.host().live().bytes.0,
         blocks_peak_bytes: blocks.map(|blocks| blocks.peak().0),
         blocks_live_bytes: blocks.map(|blocks| blocks.live().bytes.0),
     }
@@ -270,7 +270,7 @@ fn devices(
     story: &Story,
     wanted: impl Fn(&DeviceBooks) -> bool,
 ) -> impl Iterator<Item = (i16, &DeviceBooks)> {
-    let devices = story.ledger.devices.iter().filter(|(ordinal, books)| **ordinal != HOST && wanted(books));
+    let devices = story.ledger.devices().iter().filter(|(ordinal, books)| **ordinal != HOST && wanted(books));
     let mut devices: Vec<_> = devices.map(|(ordinal, books)| (*ordinal, books)).collect();
     devices.sort_by_key(|(ordinal, _)| (*ordinal < 0, *ordinal));
     devices.into_iter()

@@ -58,12 +58,8 @@ pub fn is_critical(fault: &GpuFault) -> bool {
     match fault.kind {
         FaultKind::Xid => !FOLLOW_UPS.contains(&fault.value),
         FaultKind::Lost | FaultKind::Uncorrected | FaultKind::RemapFailed => true,
-        FaultKind::RowsRemapped
-        | FaultKind::RemapPending
-        | FaultKind::PagesRetired
-        | FaultKind::NvlinkReplay
-        | FaultKind::NvlinkRecovery
-        | FaultKind::NvlinkCrc => false,
+        FaultKind::RowsRemapped | FaultKind::RemapPending | FaultKind::PagesRetired => false,
+        FaultKind::NvlinkReplay | FaultKind::NvlinkRecovery | FaultKind::NvlinkCrc => false,
     }
 }
 

@@ -55,9 +55,9 @@ fn requests_gathered_with_the_books_are_those_gathered_alone_and_the_books_are_t
         let name = path.display();
         assert_eq!(shown(&together), shown(&alone), "{name}");
         assert_eq!(shown(&together), format!("{:?}", import::load(&path).expect("requests")), "{name}");
-        assert_eq!((counter.passes, counter.events), (1, plain.n_events), "{name}");
-        assert_eq!(format!("{:?}", books.devices), format!("{:?}", plain.devices), "{name}");
-        assert_eq!(format!("{:?}", books.training), format!("{:?}", plain.training), "{name}");
+        assert_eq!((counter.passes, counter.events), (1, plain.run.n_events), "{name}");
+        assert_eq!(format!("{:?}", books.devices()), format!("{:?}", plain.devices()), "{name}");
+        assert_eq!(format!("{:?}", books.training()), format!("{:?}", plain.training()), "{name}");
     }
 }
 

@@ -233,7 +233,7 @@ impl Watch for Course {
         }
         for device in asked {
             let blocks = ledger.torch(device).map_or(0, |torch| torch.blocks.now().bytes.0);
-            let physical = || ledger.devices.get(&device).map_or(0, |books| books.physical.now().bytes.0);
+            let physical = || ledger.devices().get(&device).map_or(0, |books| books.physical.now().bytes.0);
             let held = if blocks > 0 { blocks } else { physical() };
             let asked = self.asked.entry(device).or_default();
             while asked.pop_if(|(_, before)| *before <= held).is_some() {}
@@ -358,7 +358,7 @@ fn row_of(roles: &Roles, number: u16) -> Row {
 impl Course {
     fn devices(&self, story: &Story) -> Vec<i16> {
         let held = |device: &i16| self.highest.places().contains_key(device);
-        story.ledger.devices.keys().copied().filter(|device| *device >= 0 && held(device)).collect()
+        story.ledger.devices().keys().copied().filter(|device| *device >= 0 && held(device)).collect()
     }
 
     /// Blocks of caches that are not the cache of one request: held for long, or to the end of a device's work, from a place that gave
@@ -551,7 +551,7 @@ impl Maker<'_> {
         }
         // Pages that are made and not mapped.
         add(Row::Cached, segments.saturating_sub(in_ranges));
-        if let Some(books) = ledger.devices.get(&device) {
+        if let Some(books) = ledger.devices().get(&device) {
             add(Row::Rounding, books.pages.rounding().0);
             add(Row::GraphExecs, books.graphs_kept.now.0);
         }
@@ -609,7 +609,7 @@ impl Maker<'_> {
     /// Adds what only the driver's figures show.
     fn with_figure(&self, device: i16, time: Nanos, mut rows: BTreeMap<Row, i64>) -> Bill {
         let handed_out: i64 = rows.values().sum();
-        let samples = self.story.ledger.devices.get(&device).map_or(&[][..], |books| &books.samples.kept);
+        let samples = self.story.ledger.devices().get(&device).map_or(&[][..], |books| &books.samples.kept);
         let Some((sampled, figure)) = judging(samples, time, handed_out) else {
             let rows = without_nothing(rows);
             let (total, figure) = (handed_out, Figure::HandedOut);

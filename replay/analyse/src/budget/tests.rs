@@ -183,7 +183,7 @@ fn where_nvml_does_not_know_the_process_the_card_is_what_the_rows_add_up_to() {
 /// A naive sum, from what the driver was asked for.
 fn handed_out(scene: &[&str]) -> i64 {
     let books = gputrace_trace::scene::ledger(&scene.join("\n"));
-    books.devices.get(&0).map_or(0, |books| {
+    books.devices().get(&0).map_or(0, |books| {
         let pages = books.pages.rounding().0 + books.graphs_kept.now.0;
         signed(books.physical.now().bytes.0 + pages)
     })

@@ -74,7 +74,7 @@ struct Early<'a> {
 /// Of those that `is_known` names, the one that holds most, if that is a fifth of what the device held.
 fn early<'a>(facts: &Facts<'a>, is_known: impl Fn(&str) -> bool) -> Option<Early<'a>> {
     let ledger = &facts.story.ledger;
-    let (first, last) = (ledger.first.unwrap_or_default(), ledger.last);
+    let (first, last) = (ledger.run.first.unwrap_or_default(), ledger.run.last);
     let mut by_owner: BTreeMap<&str, (Early<'a>, Bytes)> = BTreeMap::new();
     for object in ledger.live().filter(|object| object.device >= 0) {
         let owner = ledger.sites.owner(object.owner);
@@ -116,7 +116,7 @@ fn idle(facts: &Facts<'_>) -> Option<Case> {
     }
     let Early { owner, held, asked, site } = early(facts, |owner| known(owner).is_some())?;
     let ledger = &facts.story.ledger;
-    let middle = Nanos(ledger.first.unwrap_or_default().0.midpoint(ledger.last.0));
+    let middle = Nanos(ledger.run.first.unwrap_or_default().0.midpoint(ledger.run.last.0));
     let works = facts.held.is_some_and(|it| it.bytes.0 > 0 && it.time > asked)
         && facts.lifetimes.is_some_and(|it| it.streams.iter().any(|used| used.until > middle));
     works.then(|| Case {
@@ -147,7 +147,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     };
     let asked = failure.asked()?;
     let total = facts.story.device(ordinal).map(|device| device.total.0).filter(|total| *total > 0)?;
-    let books = ledger.devices.get(&ordinal)?;
+    let books = ledger.devices().get(&ordinal)?;
     let known = |owner: &str| RELEASES.iter().find(|(name, _)| owner.starts_with(name));
     // Programs give back at their end: the most that each had.
     let others = books.physical.owners().filter_map(|part| {

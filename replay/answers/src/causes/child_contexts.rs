@@ -22,8 +22,8 @@ const LITTLE: u64 = 8;
 fn idle(story: &Story) -> Option<(&Context, Bytes)> {
     let context = story.ledger.contexts().find(|context| context.device >= 0)?;
     let charged =
-        story.ledger.devices.get(&context.device).and_then(|books| books.samples.largest?.process_used)?;
-    let asked: u64 = story.ledger.devices.values().map(|books| books.physical.peak().0).sum();
+        story.ledger.devices().get(&context.device).and_then(|books| books.samples.largest?.process_used)?;
+    let asked: u64 = story.ledger.devices().values().map(|books| books.physical.peak().0).sum();
     (asked.saturating_mul(LITTLE) <= charged.0).then_some((context, charged))
 }
 

@@ -50,7 +50,7 @@ fn find(facts: &Facts<'_>, is_costly: bool) -> Option<Case> {
     let again = torch.cache.bought_again;
     let cost = trims.given.time.0.saturating_add(again.time.0);
     let ledger = &facts.story.ledger;
-    let recorded = ledger.last.0.saturating_sub(ledger.first.unwrap_or_default().0);
+    let recorded = ledger.run.last.0.saturating_sub(ledger.run.first.unwrap_or_default().0);
     if (cost.saturating_mul(COSTLY) >= recorded) != is_costly {
         return None;
     }

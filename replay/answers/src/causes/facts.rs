@@ -119,7 +119,7 @@ impl<'a> Facts<'a> {
             Some(Failure::Torch(_, error)) => error.tracked.0.max(error.reserved.0),
             Some(Failure::Refused(refused)) => refused.tracked.0,
             Some(Failure::Jax(_, error)) => error.tracked.0,
-            None => peaks.max().unwrap_or(0).max(story.ledger.host.peak().0),
+            None => peaks.max().unwrap_or(0).max(story.ledger.host().peak().0),
         };
         Facts {
             found,
@@ -401,7 +401,7 @@ impl Grown<'_> {
 /// Calls of a function that succeeded.
 fn n_calls(story: &Story, function: &str) -> u64 {
     let ledger = &story.ledger;
-    let of_name = ledger.calls().filter(|(name, _)| ledger.sites.name(*name).contains(function));
+    let of_name = ledger.counts.calls().filter(|(name, _)| ledger.sites.name(*name).contains(function));
     of_name.map(|(_, counts)| counts.calls - counts.failed).max().unwrap_or(0)
 }
 
@@ -451,7 +451,7 @@ fn recovered<'a>(found: &'a Postmortem, failure: Failure<'a>) -> Option<Recovere
     if !matches!(story.end()?, End::Exit | End::Status(0)) || found.torch_devices().count() > 1 {
         return None;
     }
-    let n_errors = story.ledger.devices.get(&device)?.torch.as_ref()?.n_ooms;
+    let n_errors = story.ledger.devices().get(&device)?.torch.as_ref()?.n_ooms;
     let caught: Vec<&CaughtOom> = found.caught.iter().filter(|it| it.device == device).collect();
     if caught.len() as u64 != n_errors || caught.iter().any(|it| it.kept_bytes().0 > 0) {
         return None;

@@ -620,16 +620,9 @@ fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(String, &'static str, &'a Ho
         Purpose::Copy | Purpose::Loaded => ("a copy of the weights", "keep the copy on the CPU"),
         Purpose::Data => ("tensors that the program keeps", "keep these on the CPU, or use a smaller dtype"),
         Purpose::Attention => ("attention scores", "use `scaled_dot_product_attention`"),
-        Purpose::Converted
-        | Purpose::Collected
-        | Purpose::GraphOfLoop
-        | Purpose::GraphUnused
-        | Purpose::GraphRetained
-        | Purpose::GraphOfCall
-        | Purpose::Workspaces
-        | Purpose::Buckets
-        | Purpose::Before
-        | Purpose::Other => return None,
+        Purpose::GraphOfLoop | Purpose::GraphUnused | Purpose::GraphRetained => return None,
+        Purpose::GraphOfCall | Purpose::Converted | Purpose::Collected | Purpose::Workspaces => return None,
+        Purpose::Buckets | Purpose::Before | Purpose::Other => return None,
     };
     Some((format!("{} of {} are {name}", bytes(most.bytes), bytes(held.bytes)), less, most))
 }

@@ -18,17 +18,17 @@ pub(super) const CAUSE: Cause = Cause {
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let ledger = &facts.story.ledger;
     let is_used = |device: i16| {
-        let books = ledger.devices.get(&device);
+        let books = ledger.devices().get(&device);
         books.is_some_and(|books| books.allocs > 0 || books.torch.is_some())
     };
     let idle = ledger.contexts().filter(|context| context.device >= 0 && !is_used(context.device));
     let charged = |device: i16| {
-        let largest = ledger.devices.get(&device)?.samples.largest?;
+        let largest = ledger.devices().get(&device)?.samples.largest?;
         largest.process_used
     };
     let idle: Vec<_> = idle.map(|context| (context, charged(context.device).unwrap_or_default())).collect();
     let (context, held) = idle.iter().max_by_key(|(context, held)| (*held, Reverse(context.device)))?;
-    ledger.devices.keys().any(|device| *device >= 0 && is_used(*device)).then(|| {
+    ledger.devices().keys().any(|device| *device >= 0 && is_used(*device)).then(|| {
         let much = if held.0 > 0 { bytes(*held) } else { "a few hundred MiB".into() };
         Case {
             what: format!(

@@ -22,7 +22,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let Failure::Torch(ordinal, error) = failure else { return None };
     let (free, total) = error.device.filter(|_| error.wall() == Wall::Device)?;
     // The process's own context and code, as far as NVML told.
-    let books = facts.story.ledger.devices.get(&ordinal);
+    let books = facts.story.ledger.devices().get(&ordinal);
     let own = books
         .into_iter()
         .flat_map(|books| &books.samples.kept)

@@ -17,7 +17,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let peak = facts
         .story
         .ledger
-        .devices
+        .devices()
         .values()
         .filter_map(|books| Some(books.pjrt.as_ref()?.buffers.peak().0))
         .max()?;

@@ -80,7 +80,7 @@ impl Found {
     /// In a story that `growth` has watched.
     #[must_use]
     pub fn of(story: &Story, definitions: &dyn Definitions, growth: &Growth) -> Found {
-        let training = story.ledger.training.as_ref();
+        let training = story.ledger.training();
         let mut found = Found {
             spread: vec![],
             rising: vec![],
@@ -89,7 +89,7 @@ impl Found {
             cached: cached(story),
             counted: training.map(|training| training.source.clone()),
             n_steps: training.map(|training| training.n_steps),
-            loops: story.ledger.loops.clone(),
+            loops: story.ledger.loops().to_vec(),
             can_tell: growth.can_tell(),
             is_complete: story.complete && story.end() != Some(End::Detached),
             doubts: story.caveats(),
@@ -145,7 +145,7 @@ impl Found {
             add(place, trend, course, n_windows, repeated);
         }
         // Up to a failure: what cleans up after it hides what had grown. And what few repetitions show.
-        let failed = story.ledger.devices.keys().filter_map(|device| Holders::at_failure(&rounds, *device));
+        let failed = story.ledger.devices().keys().filter_map(|device| Holders::at_failure(&rounds, *device));
         let failed: Vec<Holders<'_>> = failed.collect();
         for holders in failed.iter().chain(std::iter::once(&held)) {
             for (place, repeated) in holders.repeatedly(story) {
@@ -257,7 +257,7 @@ impl<'a> Holders<'a> {
 
 /// Whether a line gave next to nothing back of what it ever got.
 fn is_mostly_kept(story: &Story, place: Place, n_kept: usize) -> bool {
-    let Some(books) = story.ledger.devices.get(&place.device) else { return false };
+    let Some(books) = story.ledger.devices().get(&place.device) else { return false };
     let books = match place.account {
         Account::Blocks => books.torch.as_ref().map(|torch| &torch.blocks),
         Account::Buffers => books.pjrt.as_ref().map(|pjrt| &pjrt.buffers),
@@ -291,9 +291,9 @@ impl Found {
 }
 
 fn asked_for_memory(story: &Story) -> bool {
-    story.ledger.devices.values().map(|books| books.allocs).sum::<u64>() > 0
-        || story.ledger.block_sizes().count() > 0
-        || story.ledger.host.peak().0 > 0
+    story.ledger.devices().values().map(|books| books.allocs).sum::<u64>() > 0
+        || story.ledger.counts.blocks().count() > 0
+        || story.ledger.host().peak().0 > 0
 }
 
 /// The words for growth that is spread over many sites.
@@ -330,7 +330,7 @@ fn named(story: &Story, place: Place) -> Named {
 /// PyTorch's segments are shown by the blocks in them, where these were seen.
 fn is_segment(story: &Story, place: Place) -> bool {
     let sites = &story.ledger.sites;
-    let torch = story.ledger.devices.get(&place.device).and_then(|books| books.torch.as_ref());
+    let torch = story.ledger.devices().get(&place.device).and_then(|books| books.torch.as_ref());
     let has_blocks = torch.is_some_and(|torch| torch.blocks.peak().0 > 0);
     let is_torch = sites.site(place.site).is_some_and(|site| sites.owner(site.owner) == TORCH);
     let is_arena = is_arena(&story.ledger, place.device, place.site);
@@ -348,7 +348,7 @@ fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
             found.push((Place { device, account, site: part.id }, bytes, part.live.objects));
         }
     };
-    for (device, books) in &story.ledger.devices {
+    for (device, books) in story.ledger.devices() {
         add(*device, Account::Driver, &books.physical);
         add(*device, Account::Managed, &books.managed);
         add(*device, Account::Graphs, &books.graphs);
@@ -361,7 +361,7 @@ fn unfreed(story: &Story) -> Vec<(Place, Bytes, u64)> {
             add(*device, Account::Buffers, &pjrt.buffers);
         }
     }
-    add(HOST, Account::Driver, &story.ledger.host);
+    add(HOST, Account::Driver, story.ledger.host());
     add(HOST, Account::Heap, story.ledger.host_blocks());
     found.sort_by_key(|(place, bytes, _)| (Reverse(*bytes), *place));
     found
@@ -383,7 +383,7 @@ pub fn abandoned(story: &Story) -> impl Iterator<Item = AbandonedPool> {
 
 /// What PyTorch had reserved at the end and nobody used.
 fn cached(story: &Story) -> Bytes {
-    let torch = story.ledger.devices.values().filter_map(|books| books.torch.as_ref());
+    let torch = story.ledger.devices().values().filter_map(|books| books.torch.as_ref());
     let cached = torch.map(|torch| torch.reserved.now.0.saturating_sub(torch.blocks.now().bytes.0));
     Bytes(cached.fold(0, u64::saturating_add))
 }

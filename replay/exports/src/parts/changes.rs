@@ -83,7 +83,7 @@ impl Row<'_> {
         let maybe = |value: Option<u64>| value.map_or(Value::None, number);
         let text = |text| if str::is_empty(text) { Value::None } else { Value::Text(text) };
         let known = |value: u64| if value == 0 { Value::None } else { number(value) };
-        let books = self.ledger.devices.get(&self.device);
+        let books = self.ledger.devices().get(&self.device);
         let torch = self.ledger.torch(self.device);
         [
             number(self.time.0),
@@ -142,16 +142,7 @@ pub fn rows(request: &Request, mut put: impl FnMut(&Row) -> io::Result<()>) -> i
                     Step::BlockDone(addr, block) => {
                         of_block("free_completed", *addr, block, &mut sites, none)
                     }
-                    Step::StrangerFreed(_)
-                    | Step::StrangerDone(_)
-                    | Step::Heap(..)
-                    | Step::HeapFreed(..)
-                    | Step::Grown(_)
-                    | Step::Shrunk(..)
-                    | Step::Mapped(_)
-                    | Step::Unmapped(_) => {
-                        continue;
-                    }
+                    Step::Stranger(..) | Step::Heap(..) | Step::Pages(..) => continue,
                 };
                 if request.wants(row.device) {
                     put(&row)?;

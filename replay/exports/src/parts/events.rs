@@ -114,7 +114,7 @@ impl Part {
 pub(crate) fn parts_by_owner(ledger: &Ledger, device: i16) -> Vec<(Part, u64)> {
     let torch = ledger.torch(device).filter(|torch| torch.allocations > 0);
     let mut parts = vec![];
-    let Some(books) = ledger.devices.get(&device) else { return parts };
+    let Some(books) = ledger.devices().get(&device) else { return parts };
     for part in books.physical.owners() {
         match torch {
             Some(torch) if ledger.sites.owner(part.id) == TORCH => {

@@ -9,7 +9,7 @@ use gputrace_trace::ledger::CallCounts;
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
 fn build(story: &Story) -> Option<Section> {
-    let mut calls: Vec<_> = story.ledger.calls().collect();
+    let mut calls: Vec<_> = story.ledger.counts.calls().collect();
     let name = |id| story.ledger.sites.name(id);
     calls.sort_by(|(a, x), (b, y)| (y.calls, name(*a)).cmp(&(x.calls, name(*b))));
     let asked = |of: &CallCounts, bytes| Value::bytes((of.sizes.count() > 0).then_some(bytes));

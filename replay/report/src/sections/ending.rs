@@ -9,9 +9,9 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 
 fn build(story: &Story) -> Option<Section> {
     let ledger = &story.ledger;
-    let span = story.since_start(ledger.last);
+    let span = story.since_start(ledger.run.last);
     let mut section = Section::new("ending", "End")
-        .fact("events", "events", Value::Count(ledger.n_events))
+        .fact("events", "events", Value::Count(ledger.run.n_events))
         .fact("duration_ns", "last event after", Value::Time(span));
     if let Some(end) = story.end() {
         let is_fine = matches!(end, End::Exit | End::Status(0) | End::Detached);
@@ -20,7 +20,7 @@ fn build(story: &Story) -> Option<Section> {
     }
     let is_over = story.end() != Some(End::Detached);
     // Where the process runs on, it was inside of a call by chance.
-    for open in ledger.open_calls.iter().filter(|_| is_over) {
+    for open in ledger.counts.open_calls.iter().filter(|_| is_over) {
         let thread = story.threads.get(&open.thread).map_or("unknown", String::as_str);
         let site = ledger.sites.site_name(open.site);
         let text = format!(

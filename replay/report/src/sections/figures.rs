@@ -10,8 +10,8 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 fn build(story: &Story) -> Option<Section> {
     let ledger = &story.ledger;
     let mut section = Section::new("figures", "Figures")
-        .fact("events", "events", Value::Count(ledger.n_events))
-        .fact("lost_events", "lost events", Value::Count(ledger.n_lost()));
+        .fact("events", "events", Value::Count(ledger.run.n_events))
+        .fact("lost_events", "lost events", Value::Count(ledger.health.n_lost()));
     for (ordinal, books) in used_devices(story) {
         section = section
             .line(Mood::Note, device_name(story, ordinal))

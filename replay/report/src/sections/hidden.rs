@@ -23,7 +23,7 @@ const LEAST: Bytes = Bytes(2 << 20);
 fn build(story: &Story, n_rows: usize) -> Option<Section> {
     let sampled: Vec<_> = sampled_devices(story).collect();
     let contexts = contexts(story, n_rows == LONG);
-    let found = found(&story.ledger.notes);
+    let found = found(&story.ledger.health.notes);
     if sampled.is_empty() && contexts.rows.is_empty() && found.is_none() {
         return None;
     }
@@ -78,7 +78,7 @@ fn found(notes: &[(Nanos, String)]) -> Option<(Mood, String)> {
 
 /// Devices on which the process was charged anything: those too that it has nothing but a context on.
 fn sampled_devices(story: &Story) -> impl Iterator<Item = (i16, &DeviceBooks)> {
-    let devices = story.ledger.devices.iter().filter(|(_, books)| books.samples.first.is_some());
+    let devices = story.ledger.devices().iter().filter(|(_, books)| books.samples.first.is_some());
     devices.map(|(ordinal, books)| (*ordinal, books))
 }
 

@@ -29,7 +29,7 @@ fn build(story: &Story) -> Option<Section> {
     );
     let mut section = Section::new("processes", "Processes on the device then");
     let own = own_number(story);
-    let lists = lists(&story.ledger.notes);
+    let lists = lists(&story.ledger.health.notes);
     let devices: Vec<i16> = lists.iter().map(|list| list.device).collect();
     if lists.is_empty() {
         return None;
@@ -68,7 +68,7 @@ fn build(story: &Story) -> Option<Section> {
 
 /// As NVML numbers it: in a container the recorder may have found out which number that is.
 fn own_number(story: &Story) -> u64 {
-    let notes = story.ledger.notes.iter().rev();
+    let notes = story.ledger.health.notes.iter().rev();
     let found =
         notes.filter_map(|(_, note)| note.strip_prefix("nvml.process=")?.rsplit_once(' ')?.1.parse().ok());
     found.into_iter().next().unwrap_or(u64::from(story.process.pid))

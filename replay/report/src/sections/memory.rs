@@ -32,7 +32,7 @@ fn build(story: &Story) -> Option<Section> {
         lines.extend(beside(&name, books));
         lines.extend(torch_lines(story, &name, books));
     }
-    let host = &story.ledger.host;
+    let host = story.ledger.host();
     if host.peak().0 > 0 {
         let text = format!(
             "pinned host memory: peak {}, live at end {}",

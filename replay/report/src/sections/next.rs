@@ -10,7 +10,8 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 fn build(story: &Story) -> Option<Section> {
     let path = quote(&story.path);
     let section = Section::new("next", "Next").line(Mood::Command, format!("gputrace stats {path}"));
-    let troubled =
-        !story.ledger.findings.is_empty() || story.doubts().is_some() || !story.ledger.notes.is_empty();
+    let troubled = !story.ledger.findings.is_empty()
+        || story.doubts().is_some()
+        || !story.ledger.health.notes.is_empty();
     Some(if troubled { section.line(Mood::Command, format!("gputrace doctor {path}")) } else { section })
 }

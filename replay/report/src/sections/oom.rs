@@ -48,7 +48,7 @@ fn refused(story: &Story) -> Option<Section> {
     }
     let section = section.table(table.keep(5, 2));
     let last = story.ledger.refusals.iter().rev().find(refused)?;
-    let allocs = story.ledger.devices.get(&last.device).map_or(0, |books| books.allocs);
+    let allocs = story.ledger.devices().get(&last.device).map_or(0, |books| books.allocs);
     let section = match allocs.saturating_sub(last.allocs_before) {
         0 if story.is_running => return Some(section),
         0 => section.line(Mood::Note, "nothing was allocated on the device after the last of them"),
@@ -126,7 +126,7 @@ fn pytorch(story: &Story, section: Section, ordinal: i16, books: &DeviceBooks, o
         let text = format!("{n} out-of-memory errors on this device; this is the last");
         section = section.line(Mood::Note, text);
     }
-    let after = story.ledger.last.0.saturating_sub(oom.time.0);
+    let after = story.ledger.run.last.0.saturating_sub(oom.time.0);
     let went_on = books.torch.as_ref().map_or(0, |torch| torch.allocations - oom.allocations_before);
     let section = if story.is_running {
         return section;

@@ -15,7 +15,7 @@ const ROWS: usize = 20;
 fn build(story: &Story) -> Option<Section> {
     let ledger = &story.ledger;
     let mut section = Section::new("phases", "Phases and steps");
-    if let Some(training) = &ledger.training {
+    if let Some(training) = ledger.training() {
         let label = match training.source {
             StepSource::Period(..) => "steps or requests",
             StepSource::Ranges(_) | StepSource::Optimizer => "steps",
@@ -39,7 +39,7 @@ fn build(story: &Story) -> Option<Section> {
             }
         }
     }
-    if let Some(loops) = loops(&ledger.loops) {
+    if let Some(loops) = loops(ledger.loops()) {
         section = section.line(Mood::Note, format!("the number of steps is not known: {loops}"));
     }
     if !ledger.phases.is_empty() {

@@ -16,7 +16,7 @@ const ROWS: usize = 10;
 
 fn build(story: &Story) -> Option<Section> {
     let ledger = &story.ledger;
-    let (host, blocks) = (&ledger.host, ledger.host_blocks());
+    let (host, blocks) = (ledger.host(), ledger.host_blocks());
     if host.peak().0 == 0 {
         return None;
     }

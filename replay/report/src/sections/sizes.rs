@@ -11,8 +11,8 @@ fn build(story: &Story) -> Option<Section> {
         "size_classes",
         &[("what", "what"), ("from_bytes", "from"), ("to_bytes", "to"), ("count", "number")],
     );
-    let blocks = [("PyTorch block", story.ledger.block_sizes())];
-    let mut calls: Vec<_> = story.ledger.calls().collect();
+    let blocks = [("PyTorch block", story.ledger.counts.blocks())];
+    let mut calls: Vec<_> = story.ledger.counts.calls().collect();
     calls.sort_by_key(|(id, _)| story.ledger.sites.name(*id));
     let calls = calls.iter().map(|(id, counts)| (story.ledger.sites.name(*id), &counts.sizes));
     for (what, sizes) in blocks.into_iter().chain(calls) {

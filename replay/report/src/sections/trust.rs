@@ -14,7 +14,7 @@ pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story
 fn build(story: &Story) -> Option<Section> {
     let ledger = &story.ledger;
     let mut section = Section::new("trust", "Limits of these numbers");
-    for (cause, events) in &ledger.lost {
+    for (cause, events) in &ledger.health.lost {
         section = section.line(Mood::Warning, format!("{events} events were lost: {cause}"));
     }
     for damage in &story.damages {
@@ -31,10 +31,10 @@ fn build(story: &Story) -> Option<Section> {
             ("thread", "thread", &|it| Value::text(story.threads.get(&it.thread).map_or("", String::as_str))),
         ],
     ));
-    if ledger.n_after_shutdown > 0 {
+    if ledger.counts.n_after_shutdown > 0 {
         let text = format!(
             "{} frees came after the driver had shut down and did nothing (usual at the end of a process)",
-            ledger.n_after_shutdown
+            ledger.counts.n_after_shutdown
         );
         section = section.line(Mood::Note, text);
     }
@@ -71,8 +71,8 @@ fn build(story: &Story) -> Option<Section> {
     section = section.lines(said(ledger).map(|text| {
         (Mood::Warning, format!("gputrace reported this, but could not write it to standard error: {text}"))
     }));
-    if !ledger.notes.is_empty() {
-        let notes = match ledger.notes.len() {
+    if !ledger.health.notes.is_empty() {
+        let notes = match ledger.health.notes.len() {
             1 => "1 note".to_owned(),
             n => format!("{n} notes"),
         };
@@ -84,19 +84,19 @@ fn build(story: &Story) -> Option<Section> {
 
 /// When the library came into a process that ran already.
 fn attached_late(ledger: &Ledger) -> Option<Nanos> {
-    ledger.notes.iter().find(|(_, note)| note.starts_with("attach.late=")).map(|(time, _)| *time)
+    ledger.health.notes.iter().find(|(_, note)| note.starts_with("attach.late=")).map(|(time, _)| *time)
 }
 
 /// What PyTorch's allocator said that it had handed out before.
 fn torch_before(ledger: &Ledger) -> Option<&str> {
-    let told = ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("torch.before="))?;
+    let told = ledger.health.notes.iter().find_map(|(_, note)| note.strip_prefix("torch.before="))?;
     told.starts_with(|first: char| first.is_ascii_digit()).then_some(told)
 }
 
 /// The one figure that there is of what the process was given before: the driver's, as soon as it was asked, without what was handed out
 /// by then.
 fn before_attach(story: &Story) -> Table {
-    let devices = story.ledger.devices.iter();
+    let devices = story.ledger.devices().iter();
     let charged: Vec<_> = devices
         .filter_map(|(ordinal, books)| {
             let first = books.samples.first?;
@@ -124,29 +124,29 @@ fn shared(story: &Story) -> Vec<String> {
 
 /// What the recording says about stacks that were not wanted.
 fn stacks_min_size(ledger: &Ledger) -> Option<u64> {
-    let told = ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("stacks.min_size="))?;
+    let told = ledger.health.notes.iter().find_map(|(_, note)| note.strip_prefix("stacks.min_size="))?;
     told.parse().ok()
 }
 
 /// Messages of the library and the recorder that standard error did not take.
 fn said(ledger: &Ledger) -> impl Iterator<Item = &str> {
-    ledger.notes.iter().filter_map(|(_, note)| note.strip_prefix("gputrace.said="))
+    ledger.health.notes.iter().filter_map(|(_, note)| note.strip_prefix("gputrace.said="))
 }
 
 /// Why no address of the process can be named.
 fn mappings_unread(ledger: &Ledger) -> Option<&str> {
-    ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("mappings=unread: "))
+    ledger.health.notes.iter().find_map(|(_, note)| note.strip_prefix("mappings=unread: "))
 }
 
 /// How many addresses the recorder had no time for.
 fn names_late(ledger: &Ledger) -> Option<u64> {
-    let told = ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("symbols.late="))?;
+    let told = ledger.health.notes.iter().find_map(|(_, note)| note.strip_prefix("symbols.late="))?;
     told.split(':').next()?.parse().ok()
 }
 
 /// Why Python ran and no stack shows it.
 fn python_frames_unseen(ledger: &Ledger) -> Option<&str> {
-    ledger.notes.iter().find_map(|(_, note)| note.strip_prefix("python.frames=unseen: "))
+    ledger.health.notes.iter().find_map(|(_, note)| note.strip_prefix("python.frames=unseen: "))
 }
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ impl Bystanders {
         }
         concerned.dedup();
         for device in concerned.into_iter().filter(|device| *device >= 0) {
-            let Some(books) = ledger.devices.get(&device) else { continue };
+            let Some(books) = ledger.devices().get(&device) else { continue };
             let (n_ops, has_torch) = at(device);
             let rounding = if has_torch { books.pages.rounding().0 } else { 0 };
             for (holder, bytes) in [(Holder::Rounding, rounding), (Holder::Graphs, books.graphs_kept.now.0)] {
@@ -80,7 +80,7 @@ impl Bystanders {
     /// What was found of each device.
     pub(super) fn finish(mut self, ledger: &Ledger) -> BTreeMap<i16, Others> {
         let mut all = BTreeMap::new();
-        for (device, books) in &ledger.devices {
+        for (device, books) in ledger.devices() {
             let mut changes = self.changes.remove(device).unwrap_or_default();
             let charged = |sampled: &&Sampled| sampled.process_used.is_some_and(|used| used.0 > 0);
             let is_charge_known = books.samples.kept.iter().any(|sampled| charged(&sampled));

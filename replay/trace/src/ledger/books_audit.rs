@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use gputrace_schemas::event::{Event, HOST};
 
-use crate::ledger::{Ledger, MemoryKind, Object, Step, Watch};
+use crate::ledger::{Ledger, MemoryKind, Object, Paging, Step, Watch};
 
 /// Most findings kept in words; all are counted.
 const MAX_WORDS: usize = 20;
@@ -80,13 +80,13 @@ impl BooksAudit {
         match step {
             Step::Gained(object) => self.gained(time, object),
             Step::Lost(object) => self.lost(time, object),
-            Step::Mapped(range) => {
+            Step::Pages(Paging::Mapped, range) => {
                 self.add(time, Space::Device, range.addr, range.bytes.0);
                 if range.torch {
                     self.torch.insert((range.device, range.addr), range.addr + range.bytes.0);
                 }
             }
-            Step::Unmapped(range) => {
+            Step::Pages(Paging::Unmapped, range) => {
                 self.remove(time, Space::Device, range.addr, range.bytes.0);
                 if range.torch {
                     self.torch.remove(&(range.device, range.addr));
@@ -106,13 +106,7 @@ impl BooksAudit {
                 }
             }
             // No stream uses it any more; it is not handed out again before that.
-            Step::BlockDone(..)
-            | Step::StrangerFreed(_)
-            | Step::StrangerDone(_)
-            | Step::Heap(..)
-            | Step::HeapFreed(..)
-            | Step::Grown(_)
-            | Step::Shrunk(..) => {}
+            Step::BlockDone(..) | Step::Stranger(..) | Step::Heap(..) | Step::Pages(..) => {}
         }
     }
 
@@ -175,7 +169,7 @@ impl BooksAudit {
     }
 
     fn compare(&mut self, ledger: &Ledger) {
-        for (device, books) in &ledger.devices {
+        for (device, books) in ledger.devices() {
             let ours = self.physical.get(device).copied().unwrap_or_default();
             let theirs = i128::from(books.physical.now().bytes.0);
             if ours != theirs {

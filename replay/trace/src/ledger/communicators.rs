@@ -9,7 +9,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 
 use super::amounts::Meter;
-use super::driver::{Object, Shelf};
+use super::driver::{Change, Object, Shelf};
+use super::effect::Effect;
 use super::sites::SiteId;
 use crate::Definitions;
 
@@ -184,14 +185,20 @@ impl Communicators {
         }
     }
 
+    /// Books what a call changed.
+    pub(super) fn call(&mut self, definitions: &dyn Definitions, time: Nanos, call: &Call, effect: &Effect) {
+        for change in &effect.changes {
+            match change {
+                Change::Gained(object) => self.gained(time, call, object, definitions),
+                Change::Freed(object) => self.lost(object),
+                Change::Dropped(_) | Change::Mapped(_) | Change::Unmapped(_) => {}
+                Change::Reserved(..) | Change::Unreserved(..) | Change::GraphsKeep(..) => {}
+            }
+        }
+    }
+
     /// NCCL took `object` by `call`.
-    pub(super) fn gained(
-        &mut self,
-        time: Nanos,
-        call: &Call,
-        object: &Object,
-        definitions: &dyn Definitions,
-    ) {
+    fn gained(&mut self, time: Nanos, call: &Call, object: &Object, definitions: &dyn Definitions) {
         let comm = self.comm_of(call, object, definitions);
         if comm == CommId(0) {
             return;
@@ -213,7 +220,7 @@ impl Communicators {
         self.owners.insert(object.serial, (comm, cause));
     }
 
-    pub(super) fn lost(&mut self, object: &Object) {
+    fn lost(&mut self, object: &Object) {
         let Some((comm, cause)) = self.owners.remove(&object.serial) else { return };
         let Some(books) = self.books.get_mut(&comm) else { return };
         match object.shelf() {

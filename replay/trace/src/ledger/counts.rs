@@ -1,9 +1,12 @@
 //! How often which function was called, for how much, and how long it took.
 
-use gputrace_schemas::event::{Bytes, Call, Nanos};
+use gputrace_schemas::event::{Bytes, Call, Event, Nanos, ThreadId};
 use rustc_hash::FxHashMap;
 
-use super::sites::NameId;
+use super::sites::{NameId, SiteId};
+
+/// `CUDA_ERROR_DEINITIALIZED`, cuda.h.
+const DEINITIALIZED: i32 = 4;
 
 /// Values by their order of magnitude: bucket `n` holds values from 2^(n-1) to 2^n - 1, bucket 0 holds 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,15 +93,36 @@ impl CallCounts {
     }
 }
 
+/// A call that had not returned when the process ended.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenCall {
+    /// When it began.
+    pub time: Nanos,
+    /// Which.
+    pub name: NameId,
+    /// On which thread.
+    pub thread: ThreadId,
+    /// From where.
+    pub site: SiteId,
+}
+
 /// All counts of a process.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub struct Counts {
     calls: FxHashMap<NameId, CallCounts>,
     blocks: Histogram,
+    /// Calls that the process ended in.
+    pub open_calls: Vec<OpenCall>,
+    /// Frees that the driver refused because it was shutting down.
+    pub n_after_shutdown: u64,
 }
 
 impl Counts {
-    pub(super) fn call(&mut self, name: NameId, call: &Call) {
+    pub(super) fn call(&mut self, (name, site): (NameId, SiteId), event: &Event, call: &Call) {
+        match call.result {
+            None => self.open_calls.push(OpenCall { time: event.time, name, thread: event.thread, site }),
+            Some(_) => self.n_after_shutdown += u64::from(is_after_shutdown(call)),
+        }
         let counts = self.calls.entry(name).or_default();
         counts.calls += 1;
         counts.failed += u64::from(call.result.is_some_and(|result| result != 0));
@@ -108,17 +132,30 @@ impl Counts {
         }
     }
 
+    /// Calls and sizes are counted from here on.
+    pub(super) fn begin_anew(&mut self) {
+        (self.calls, self.blocks) = Default::default();
+    }
+
     pub(super) fn block(&mut self, bytes: Bytes) {
         self.blocks.add(bytes.0);
     }
 
-    pub(super) fn calls(&self) -> impl Iterator<Item = (NameId, &CallCounts)> {
+    /// Calls by function.
+    pub fn calls(&self) -> impl Iterator<Item = (NameId, &CallCounts)> {
         self.calls.iter().map(|(name, counts)| (*name, counts))
     }
 
-    pub(super) fn blocks(&self) -> &Histogram {
+    /// Sizes of PyTorch's blocks.
+    #[must_use]
+    pub fn blocks(&self) -> &Histogram {
         &self.blocks
     }
+}
+
+/// The driver took nothing back because it was shutting down: every library that frees in a destructor sees it.
+pub(super) fn is_after_shutdown(call: &Call) -> bool {
+    call.result == Some(DEINITIALIZED) && !call.action.gives()
 }
 
 #[cfg(test)]

@@ -17,7 +17,10 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::{Action, Bytes, Call, Event, HOST, NO_DEVICE, Nanos, StackId, ThreadId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::contexts::Contexts;
+use super::effect::Effect;
 use super::findings::Finding;
+use super::graphs::Graphs;
 use super::phases::PhaseId;
 use super::sites::{Origin, OwnerId, SiteId};
 
@@ -152,8 +155,8 @@ pub(super) enum Change {
     Mapped(Mapped),
     /// It is not visible any more.
     Unmapped(Mapped),
-    /// Something that does not add up.
-    Found(Finding),
+    /// CUDA graphs keep so much of this device now.
+    GraphsKeep(i16, Bytes),
 }
 
 /// A range that was mapped or unmapped.
@@ -167,6 +170,8 @@ pub struct Mapped {
     pub bytes: Bytes,
     /// The physical memory was made here, by PyTorch's allocator.
     pub torch: bool,
+    /// The reserved address range that it lies in: its start and length.
+    pub reservation: Option<(u64, Bytes)>,
 }
 
 struct Physical {
@@ -194,7 +199,12 @@ pub(super) struct Driver {
     handles: FxHashMap<u64, u64>,
     maps: BTreeMap<u64, Map>,
     reservations: BTreeMap<u64, (Bytes, i16)>,
-    contexts: FxHashMap<ThreadId, Vec<u64>>,
+    /// The contexts that each thread has made current, the newest last.
+    current: FxHashMap<ThreadId, Vec<u64>>,
+    pub(super) contexts: Contexts,
+    graphs: Graphs,
+    /// Whose memory a stream-ordered pool gives out.
+    pools: FxHashMap<u64, i16>,
     /// What went away with contexts since the last allocation on its device.
     dropped: Vec<Object>,
     retained: FxHashMap<u64, u32>,
@@ -203,15 +213,43 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Books a call that succeeded.
-    pub(super) fn call(
-        &mut self,
-        event: &Event,
-        call: &Call,
-        origin: Origin,
-        changed: &mut impl FnMut(Change),
-    ) {
-        let context = self.contexts.get(&event.thread).and_then(|stack| stack.last()).copied().unwrap_or(0);
+    /// Books a call that succeeded; the same call, on the device that it was for.
+    pub(super) fn call(&mut self, event: &Event, call: &Call, origin: &Origin, effect: &mut Effect) -> Call {
+        let placed = self.placed(call);
+        self.contexts.call(event, &placed, origin.owner, origin.site);
+        if let Some((device, kept)) = self.graphs.call(event, &placed) {
+            effect.changed(Change::GraphsKeep(device, kept));
+        }
+        self.objects(event, &placed, origin, effect);
+        placed
+    }
+
+    /// A call that the driver refused: on which device it was, and whether what it gives back is not there.
+    pub(super) fn refused(&self, call: &Call, effect: &mut Effect) -> Call {
+        let call = self.placed(call);
+        if call.action.takes() {
+            effect.found.push(match call.addr != 0 && self.freed.contains(call.addr) {
+                true => Finding::DoubleFree(call.addr),
+                false => Finding::FreeFailed(if call.addr == 0 { call.handle } else { call.addr }),
+            });
+        }
+        let is_of_memory = call.action.gives() || call.action.takes();
+        Call { device: if is_of_memory { self.device_of(&call) } else { call.device }, ..call }
+    }
+
+    /// What a pool hands out lies where the pool was made for, whatever the current device is: it may be one of the host.
+    fn placed(&self, call: &Call) -> Call {
+        let pool = || self.pools.get(&call.handle).copied();
+        let device = match call.action {
+            Action::AllocAsync if call.handle != 0 => pool().filter(|device| *device != NO_DEVICE),
+            Action::PoolGet => pool().filter(|device| *device >= 0),
+            _ => None,
+        };
+        Call { device: device.unwrap_or(call.device), ..*call }
+    }
+
+    fn objects(&mut self, event: &Event, call: &Call, origin: &Origin, effect: &mut Effect) {
+        let context = self.current.get(&event.thread).and_then(|stack| stack.last()).copied().unwrap_or(0);
         let serial = self.n_calls;
         self.n_calls += 1;
         let object = |kind| Object {
@@ -230,111 +268,91 @@ impl Driver {
         };
         let imported = || Object { addr: 0, bytes: Bytes(0), torch: false, ..object(MemoryKind::Imported) };
         match call.action {
-            Action::Alloc => self.gain(call.addr, object(MemoryKind::Linear), changed),
-            Action::AllocAsync if call.captured => self.gain(call.addr, object(MemoryKind::Graph), changed),
-            Action::AllocAsync => self.gain(call.addr, object(MemoryKind::Async), changed),
-            Action::AllocManaged => self.gain(call.addr, object(MemoryKind::Managed), changed),
-            Action::GraphAlloc => self.gain(call.addr, object(MemoryKind::Graph), changed),
+            Action::Alloc => self.gain(call.addr, object(MemoryKind::Linear), effect),
+            Action::AllocAsync if call.captured => self.gain(call.addr, object(MemoryKind::Graph), effect),
+            Action::AllocAsync => self.gain(call.addr, object(MemoryKind::Async), effect),
+            Action::AllocManaged => self.gain(call.addr, object(MemoryKind::Managed), effect),
+            Action::GraphAlloc => self.gain(call.addr, object(MemoryKind::Graph), effect),
             Action::IpcOpen | Action::ImportPointer => {
-                self.gain(call.addr, Object { bytes: Bytes(0), ..object(MemoryKind::Imported) }, changed);
+                self.gain(call.addr, Object { bytes: Bytes(0), ..object(MemoryKind::Imported) }, effect);
             }
             Action::Free | Action::FreeAsync | Action::GraphFree | Action::IpcClose => {
-                self.free(call.addr, changed);
+                self.free(call.addr, effect);
             }
             Action::AllocHost | Action::HostRegister => {
                 let is_own = call.action == Action::AllocHost;
                 let kind = if is_own { MemoryKind::Pinned } else { MemoryKind::Registered };
                 let object = Object { device: HOST, ..object(kind) };
-                missed(call.addr, self.host.insert(call.addr, object), changed);
-                self.gained(object, changed);
+                missed(call.addr, self.host.insert(call.addr, object), effect);
+                self.gained(object, effect);
             }
-            Action::FreeHost | Action::HostUnregister => self.free_host(call.addr, changed),
+            Action::FreeHost | Action::HostUnregister => self.free_host(call.addr, effect),
             Action::ArrayCreate => {
                 let object = Object { addr: 0, ..object(MemoryKind::Array) };
-                missed(call.handle, self.arrays.insert(call.handle, object), changed);
-                self.gained(object, changed);
+                missed(call.handle, self.arrays.insert(call.handle, object), effect);
+                self.gained(object, effect);
             }
             Action::ArrayDestroy => match self.arrays.remove(&call.handle) {
-                Some(object) => changed(Change::Freed(object)),
-                None => changed(Change::Found(Finding::UnknownHandle(call.handle))),
+                Some(object) => effect.changed(Change::Freed(object)),
+                None => effect.found.push(Finding::UnknownHandle(call.handle)),
             },
             Action::Reserve => {
                 self.reservations.insert(call.addr, (call.bytes, call.device));
-                changed(Change::Reserved(call.device, call.bytes));
+                effect.changed(Change::Reserved(call.device, call.bytes));
             }
             Action::Unreserve => match self.reservations.remove(&call.addr) {
-                Some((bytes, device)) => changed(Change::Unreserved(device, bytes)),
-                None => changed(Change::Found(Finding::UnknownFree(call.addr))),
+                Some((bytes, device)) => effect.changed(Change::Unreserved(device, bytes)),
+                None => effect.found.push(Finding::UnknownFree(call.addr)),
             },
             Action::Create => {
                 let kind = if call.device == HOST { MemoryKind::HostVirtual } else { MemoryKind::Virtual };
-                self.create(call.handle, Object { addr: 0, ..object(kind) }, changed);
+                self.create(call.handle, Object { addr: 0, ..object(kind) }, effect);
             }
-            Action::Import | Action::MulticastCreate => self.create(call.handle, imported(), changed),
-            Action::Release => self.release(call.handle, changed),
-            Action::Retain => self.retain(call.addr, call.handle, changed),
-            Action::Map => self.map(call, origin.torch, imported(), changed),
-            Action::Unmap => self.unmap(call.addr, call.bytes, changed),
-            Action::ContextCreate => self.contexts.entry(event.thread).or_default().push(call.handle),
-            Action::ContextDestroy => self.destroy_context(call.handle, changed),
+            Action::Import | Action::MulticastCreate => self.create(call.handle, imported(), effect),
+            Action::Release => self.release(call.handle, effect),
+            Action::Retain => self.retain(call.addr, call.handle, effect),
+            Action::Map => self.map(call, origin.torch, imported(), effect),
+            Action::Unmap => self.unmap(call.addr, call.bytes, effect),
+            Action::ContextCreate => self.current.entry(event.thread).or_default().push(call.handle),
+            Action::ContextDestroy => self.destroy_context(call.handle, effect),
             Action::PrimaryRetain => {
                 let retained = self.retained.entry(call.extra).or_default();
                 *retained = retained.saturating_add(1);
             }
-            Action::PrimaryRelease => self.release_primary(call.extra, changed),
-            Action::PrimaryReset => self.drop_primary(call.extra, changed),
-            Action::SetAccess
-            | Action::Export
-            | Action::PoolCreate
-            | Action::PoolDestroy
+            Action::PrimaryRelease => self.release_primary(call.extra, effect),
+            Action::PrimaryReset => self.drop_primary(call.extra, effect),
+            Action::PoolCreate | Action::PoolOf | Action::PoolSelect => {
+                self.pools.insert(call.handle, call.device);
+            }
+            // Calls that hand out nothing and take nothing back.
+            Action::SetAccess | Action::Export | Action::IpcGet | Action::MemInfo | Action::LimitSet => {}
+            Action::PoolDestroy
             | Action::PoolTrim
             | Action::PoolGet
             | Action::PoolSet
-            | Action::PoolShare
-            | Action::IpcGet
-            | Action::MemInfo
-            | Action::CaptureBegin
-            | Action::CaptureEnd
-            | Action::PoolSelect
-            | Action::PoolOf
-            | Action::GraphInstantiate
-            | Action::GraphLaunch
-            | Action::GraphExecDestroy
-            | Action::GraphDestroy
-            | Action::GraphMemTrim
-            | Action::GraphMemGet
-            | Action::CodeLoad
-            | Action::CodeUnload
-            | Action::FunctionLoad
-            | Action::LimitSet
-            | Action::PeerEnable
-            | Action::TorchPoolBegin
-            | Action::TorchPoolEnd
-            | Action::TorchPoolRelease
-            | Action::TorchPoolCreate
-            | Action::TorchPoolUseOnOom
-            | Action::TorchPoolNoSplit
-            | Action::TorchTrim
-            | Action::HeapAlloc
-            | Action::HeapFree
-            | Action::Checkpoint
-            | Action::Init => {}
+            | Action::PoolShare => {}
+            Action::CaptureBegin | Action::CaptureEnd | Action::GraphInstantiate | Action::GraphLaunch => {}
+            Action::GraphExecDestroy | Action::GraphDestroy | Action::GraphMemTrim | Action::GraphMemGet => {}
+            Action::CodeLoad | Action::CodeUnload | Action::FunctionLoad | Action::PeerEnable => {}
+            Action::TorchPoolBegin | Action::TorchPoolEnd | Action::TorchPoolRelease => {}
+            Action::TorchPoolCreate | Action::TorchPoolUseOnOom | Action::TorchPoolNoSplit => {}
+            Action::TorchTrim | Action::HeapAlloc | Action::HeapFree | Action::Checkpoint | Action::Init => {}
         }
     }
 
-    fn destroy_context(&mut self, destroyed: u64, changed: &mut impl FnMut(Change)) {
-        for stack in self.contexts.values_mut() {
+    fn destroy_context(&mut self, destroyed: u64, effect: &mut Effect) {
+        for stack in self.current.values_mut() {
             stack.retain(|context| *context != destroyed);
         }
-        self.drop_all(|object| object.context == destroyed, changed);
+        self.drop_all(|object| object.context == destroyed, effect);
     }
 
-    fn release_primary(&mut self, device: u64, changed: &mut impl FnMut(Change)) {
+    fn release_primary(&mut self, device: u64, effect: &mut Effect) {
         let retained = self.retained.entry(device).or_default();
         let was_last = *retained == 1;
         *retained = retained.saturating_sub(1);
         if was_last {
-            self.drop_primary(device, changed);
+            self.drop_primary(device, effect);
         }
     }
 
@@ -368,7 +386,7 @@ impl Driver {
     }
 
     /// The device of something that is about to be given back, for calls that failed.
-    pub(super) fn device_of(&self, call: &Call) -> i16 {
+    fn device_of(&self, call: &Call) -> i16 {
         let known = match call.action {
             Action::Release | Action::Map => {
                 let physical = self.handles.get(&call.handle).and_then(|id| self.physical.get(id));
@@ -379,58 +397,53 @@ impl Driver {
         known.unwrap_or(call.device)
     }
 
-    /// Whether the program gave this address back before.
-    pub(super) fn was_freed(&self, addr: u64) -> bool {
-        self.freed.contains(addr)
-    }
-
     /// The reservation that `addr` lies in: its start and length.
-    pub(super) fn reservation(&self, addr: u64) -> Option<(u64, Bytes)> {
+    fn reservation(&self, addr: u64) -> Option<(u64, Bytes)> {
         let (start, (bytes, _)) = self.reservations.range(..=addr).next_back()?;
         (addr - start < bytes.0).then_some((*start, *bytes))
     }
 
-    fn gain(&mut self, addr: u64, object: Object, changed: &mut impl FnMut(Change)) {
+    fn gain(&mut self, addr: u64, object: Object, effect: &mut Effect) {
         self.freed.forget(addr);
         match self.by_address.insert(addr, object) {
             // Opening the same memory again gives the same address.
-            Some(before) if object.kind == MemoryKind::Imported => changed(Change::Freed(before)),
-            before => missed(addr, before, changed),
+            Some(before) if object.kind == MemoryKind::Imported => effect.changed(Change::Freed(before)),
+            before => missed(addr, before, effect),
         }
-        self.gained(object, changed);
+        self.gained(object, effect);
     }
 
     /// Whatever is allocated after a teardown makes that one of the past.
-    fn gained(&mut self, object: Object, changed: &mut impl FnMut(Change)) {
+    fn gained(&mut self, object: Object, effect: &mut Effect) {
         if !self.dropped.is_empty() {
             self.dropped.retain(|dropped| dropped.shelf() != object.shelf());
         }
-        changed(Change::Gained(object));
+        effect.changed(Change::Gained(object));
     }
 
-    fn free(&mut self, addr: u64, changed: &mut impl FnMut(Change)) {
+    fn free(&mut self, addr: u64, effect: &mut Effect) {
         if addr == 0 {
             return; // Freeing nothing is allowed.
         }
         match self.by_address.remove(&addr) {
             Some(object) => {
                 self.freed.remember(addr);
-                changed(Change::Freed(object));
+                effect.changed(Change::Freed(object));
             }
-            None if self.freed.contains(addr) => changed(Change::Found(Finding::DoubleFree(addr))),
-            None => changed(Change::Found(Finding::UnknownFree(addr))),
+            None if self.freed.contains(addr) => effect.found.push(Finding::DoubleFree(addr)),
+            None => effect.found.push(Finding::UnknownFree(addr)),
         }
     }
 
-    fn free_host(&mut self, addr: u64, changed: &mut impl FnMut(Change)) {
+    fn free_host(&mut self, addr: u64, effect: &mut Effect) {
         match self.host.remove(&addr) {
-            Some(object) => changed(Change::Freed(object)),
+            Some(object) => effect.changed(Change::Freed(object)),
             None if addr == 0 => {}
-            None => changed(Change::Found(Finding::UnknownFree(addr))),
+            None => effect.found.push(Finding::UnknownFree(addr)),
         }
     }
 
-    fn create(&mut self, handle: u64, object: Object, changed: &mut impl FnMut(Change)) {
+    fn create(&mut self, handle: u64, object: Object, effect: &mut Effect) {
         let id = self.n_physical;
         self.n_physical += 1;
         if let Some(before) = self.handles.insert(handle, id) {
@@ -438,30 +451,30 @@ impl Driver {
             if let Some(before) = self.physical.get_mut(&before) {
                 before.references = 0;
             }
-            self.collect(before, changed);
+            self.collect(before, effect);
         }
         self.physical.insert(id, Physical { object, references: 1, maps: 0 });
-        self.gained(object, changed);
+        self.gained(object, effect);
     }
 
-    fn release(&mut self, handle: u64, changed: &mut impl FnMut(Change)) {
+    fn release(&mut self, handle: u64, effect: &mut Effect) {
         let Some(id) = self.handles.get(&handle).copied() else {
-            return changed(Change::Found(Finding::UnknownHandle(handle)));
+            return effect.found.push(Finding::UnknownHandle(handle));
         };
         match self.physical.get_mut(&id) {
             Some(physical) if physical.references > 0 => {
                 physical.references -= 1;
-                self.collect(id, changed);
+                self.collect(id, effect);
             }
-            _ => changed(Change::Found(Finding::ReleasedTooOften(handle))),
+            _ => effect.found.push(Finding::ReleasedTooOften(handle)),
         }
     }
 
-    fn retain(&mut self, addr: u64, handle: u64, changed: &mut impl FnMut(Change)) {
+    fn retain(&mut self, addr: u64, handle: u64, effect: &mut Effect) {
         let mapped = self.maps.range(..=addr).next_back();
         let mapped = mapped.filter(|(start, map)| addr - **start < map.bytes.0).map(|(_, map)| map.physical);
         let Some(id) = mapped.or_else(|| self.handles.get(&handle).copied()) else {
-            return changed(Change::Found(Finding::UnknownHandle(handle)));
+            return effect.found.push(Finding::UnknownHandle(handle));
         };
         if let Some(physical) = self.physical.get_mut(&id) {
             physical.references = physical.references.saturating_add(1);
@@ -471,11 +484,11 @@ impl Driver {
     }
 
     /// `unseen` stands for physical memory that was made before the trace began.
-    fn map(&mut self, call: &Call, by_torch: bool, unseen: Object, changed: &mut impl FnMut(Change)) {
+    fn map(&mut self, call: &Call, by_torch: bool, unseen: Object, effect: &mut Effect) {
         let id = match self.handles.get(&call.handle) {
             Some(id) => *id,
             None => {
-                changed(Change::Found(Finding::UnknownHandle(call.handle)));
+                effect.found.push(Finding::UnknownHandle(call.handle));
                 let id = self.n_physical;
                 self.n_physical += 1;
                 self.physical.insert(id, Physical { object: unseen, references: 0, maps: 0 });
@@ -483,13 +496,13 @@ impl Driver {
             }
         };
         let Some(end) = call.addr.checked_add(call.bytes.0) else {
-            return changed(Change::Found(Finding::BadRange(call.addr)));
+            return effect.found.push(Finding::BadRange(call.addr));
         };
         let overlaps =
             self.maps.range(..end).next_back().is_some_and(|(start, map)| start + map.bytes.0 > call.addr);
         if overlaps {
-            changed(Change::Found(Finding::MappedTwice(call.addr)));
-            self.unmap(call.addr, call.bytes, changed);
+            effect.found.push(Finding::MappedTwice(call.addr));
+            self.unmap(call.addr, call.bytes, effect);
         }
         let Some(physical) = self.physical.get_mut(&id) else { return };
         physical.maps = physical.maps.saturating_add(1);
@@ -497,14 +510,15 @@ impl Driver {
         let torch = by_torch && physical.object.torch;
         let map = Map { bytes: call.bytes, physical: id, torch, device };
         if let Some(partly) = self.maps.insert(call.addr, map) {
-            self.unmapped(call.addr, &partly, changed);
+            self.unmapped(call.addr, &partly, effect);
         }
-        changed(Change::Mapped(Mapped { device, addr: call.addr, bytes: call.bytes, torch }));
+        let (addr, bytes, reservation) = (call.addr, call.bytes, self.reservation(call.addr));
+        effect.changed(Change::Mapped(Mapped { device, addr, bytes, torch, reservation }));
     }
 
-    fn unmap(&mut self, addr: u64, bytes: Bytes, changed: &mut impl FnMut(Change)) {
+    fn unmap(&mut self, addr: u64, bytes: Bytes, effect: &mut Effect) {
         let Some(end) = addr.checked_add(bytes.0) else {
-            return changed(Change::Found(Finding::BadRange(addr)));
+            return effect.found.push(Finding::BadRange(addr));
         };
         let inside: Vec<u64> = self
             .maps
@@ -513,44 +527,45 @@ impl Driver {
             .map(|(start, _)| *start)
             .collect();
         if inside.is_empty() {
-            changed(Change::Found(Finding::NotMapped(addr)));
+            effect.found.push(Finding::NotMapped(addr));
         }
         for start in inside {
             if let Some(map) = self.maps.remove(&start) {
-                self.unmapped(start, &map, changed);
+                self.unmapped(start, &map, effect);
             }
         }
     }
 
-    fn unmapped(&mut self, addr: u64, map: &Map, changed: &mut impl FnMut(Change)) {
+    fn unmapped(&mut self, addr: u64, map: &Map, effect: &mut Effect) {
         let Map { bytes, torch, device, .. } = *map;
-        changed(Change::Unmapped(Mapped { device, addr, bytes, torch }));
+        let reservation = self.reservation(addr);
+        effect.changed(Change::Unmapped(Mapped { device, addr, bytes, torch, reservation }));
         if let Some(physical) = self.physical.get_mut(&map.physical) {
             physical.maps = physical.maps.saturating_sub(1);
         }
-        self.collect(map.physical, changed);
+        self.collect(map.physical, effect);
     }
 
     /// Gives physical memory back if nothing refers to it.
-    fn collect(&mut self, id: u64, changed: &mut impl FnMut(Change)) {
+    fn collect(&mut self, id: u64, effect: &mut Effect) {
         let is_free = self.physical.get(&id).is_some_and(|p| p.references == 0 && p.maps == 0);
         if let Some(physical) = is_free.then(|| self.physical.remove(&id)).flatten() {
-            changed(Change::Freed(physical.object));
+            effect.changed(Change::Freed(physical.object));
         }
     }
 
-    fn drop_primary(&mut self, device: u64, changed: &mut impl FnMut(Change)) {
-        self.drop_all(|object| object.context == 0 && i64::from(object.device) == device as i64, changed);
+    fn drop_primary(&mut self, device: u64, effect: &mut Effect) {
+        self.drop_all(|object| object.context == 0 && i64::from(object.device) == device as i64, effect);
     }
 
     /// Forgets what lay in a context. Physical memory of `cuMemCreate` lies in none.
-    fn drop_all(&mut self, gone: impl Fn(&Object) -> bool, changed: &mut impl FnMut(Change)) {
+    fn drop_all(&mut self, gone: impl Fn(&Object) -> bool, effect: &mut Effect) {
         for objects in [&mut self.by_address, &mut self.host, &mut self.arrays] {
             objects.retain(|_, object| {
                 let gone = gone(object);
                 if gone {
                     self.dropped.push(*object);
-                    changed(Change::Dropped(*object));
+                    effect.changed(Change::Dropped(*object));
                 }
                 !gone
             });
@@ -559,10 +574,10 @@ impl Driver {
 }
 
 /// What was handed out again was given back in between.
-fn missed(at: u64, before: Option<Object>, changed: &mut impl FnMut(Change)) {
+fn missed(at: u64, before: Option<Object>, effect: &mut Effect) {
     if let Some(before) = before {
-        changed(Change::Found(Finding::GivenOutTwice(at)));
-        changed(Change::Freed(before));
+        effect.found.push(Finding::GivenOutTwice(at));
+        effect.changed(Change::Freed(before));
     }
 }
 

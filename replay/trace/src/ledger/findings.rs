@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_schemas::event::{Nanos, StackId, ThreadId};
+use gputrace_schemas::event::{Event, Nanos, StackId, ThreadId};
 
 macro_rules! findings {
     ($( $(#[$doc:meta])* $name:ident $text:literal, )*) => {
@@ -69,9 +69,13 @@ pub struct Found {
 pub struct Findings(BTreeMap<&'static str, Found>);
 
 impl Findings {
-    pub(super) fn add(&mut self, finding: Finding, time: Nanos, thread: ThreadId, stack: StackId) {
-        let first = Found { first: finding, count: 0, time, thread, stack };
-        self.0.entry(finding.text()).or_insert(first).count += 1;
+    /// Adds what an event showed.
+    pub(super) fn event(&mut self, event: &Event, found: &mut Vec<Finding>) {
+        for finding in found.drain(..) {
+            let (time, thread, stack) = (event.time, event.thread, event.stack);
+            let first = Found { first: finding, count: 0, time, thread, stack };
+            self.0.entry(finding.text()).or_insert(first).count += 1;
+        }
     }
 
     /// One row per kind.

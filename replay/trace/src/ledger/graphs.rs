@@ -113,7 +113,7 @@ impl Graphs {
 mod tests {
     fn check(scene: &str, peak: u64, now: u64) {
         let ledger = crate::scene::ledger(scene);
-        let kept = ledger.devices[&0].graphs_kept;
+        let kept = ledger.devices()[&0].graphs_kept;
         assert_eq!((kept.peak.0 >> 20, kept.now.0 >> 20), (peak, now), "{scene}");
     }
 

@@ -1,20 +1,32 @@
-//! What happened to the process and its GPUs from outside: faults that NVML reported, and times in which the process was suspended.
+//! What happened to the process, its GPUs and its recording, as the recorder says: faults that NVML reported, times in which the process
+//! was suspended, events that were lost.
 
-use super::Ledger;
-use crate::faults;
-use gputrace_schemas::event::{Alive, Call, GpuFault, Nanos, StackRead, SuspendedBy};
+use std::collections::BTreeMap;
+
+use gputrace_schemas::event::{
+    Action, Alive, Call, GpuFault, Lost, LostCause, Nanos, StackRead, SuspendedBy,
+};
+
+use super::devices::Memory;
+use crate::{Definitions, faults};
 
 /// Most notes kept.
 const MAX_NOTES: usize = 1000;
 /// Most faults and suspensions kept; all are counted.
 const MAX_KEPT: usize = 256;
-/// Step of a checkpoint that takes the memory from the GPU, and the one that brings it back ([`Action::Checkpoint`](gputrace_schemas::event::Action)).
+/// Step of a checkpoint that takes the memory from the GPU, and the one that brings it back ([`Action::Checkpoint`]).
 const TAKEN: u64 = 2;
 const RESTORED: u64 = 3;
 
-/// Faults and suspensions, oldest first.
+/// Faults, suspensions and what else the recorder says, oldest first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Health {
+    /// Events that were lost, by cause.
+    pub lost: BTreeMap<LostCause, u64>,
+    /// Facts in words.
+    pub notes: Vec<(Nanos, String)>,
+    /// The newest heartbeat: when the recorder last saw the process alive, and what it saw.
+    pub alive: Option<(Nanos, Alive)>,
     /// Faults of GPUs, with their times.
     pub faults: Vec<(Nanos, GpuFault)>,
     /// How many there were.
@@ -35,6 +47,12 @@ pub struct Suspension {
 }
 
 impl Health {
+    /// Number of lost events.
+    #[must_use]
+    pub fn n_lost(&self) -> u64 {
+        self.lost.values().fold(0, |sum, n| sum.saturating_add(*n))
+    }
+
     /// What suspends the process now; where several do, what began last.
     #[must_use]
     pub fn suspended(&self) -> Option<&Suspension> {
@@ -66,33 +84,32 @@ impl Health {
             (Some(_), true) | (None, _) => {}
         }
     }
-}
+    pub(super) fn lost(&mut self, lost: &Lost) {
+        let n = self.lost.entry(lost.cause).or_default();
+        *n = n.saturating_add(lost.events);
+    }
 
-impl Ledger {
-    pub(super) fn note(&mut self, time: Nanos, text: &str) {
+    pub(super) fn note(&mut self, time: Nanos, text: &str, memory: &Memory) {
         if let Some(alive) = Alive::parse(text) {
             self.alive = Some((time, alive));
         } else if let Some(fault) = GpuFault::parse(text) {
-            self.health.fault(time, fault);
+            self.fault(time, fault);
         } else if let Some((by, begins)) = SuspendedBy::parse(text) {
             // A process that holds nothing is not listed by the driver, whether or not it was suspended.
-            let is_meant = by != SuspendedBy::Checkpoint || !begins || self.holds_on_devices();
-            if is_meant {
-                self.health.suspend(time, by, begins);
+            if by != SuspendedBy::Checkpoint || !begins || memory.holds_on_devices() {
+                self.suspend(time, by, begins);
             }
         } else if StackRead::parse(text).is_none() && self.notes.len() < MAX_NOTES {
             self.notes.push((time, text.to_owned()));
         }
     }
 
-    fn holds_on_devices(&self) -> bool {
-        self.devices.iter().any(|(device, books)| *device >= 0 && books.physical.now().bytes.0 > 0)
-    }
-
-    /// A checkpoint that the process took of itself.
-    pub(super) fn checkpoint(&mut self, time: Nanos, call: &Call, pid: u32) {
-        if call.result == Some(0) && call.handle == u64::from(pid) && matches!(call.extra, TAKEN | RESTORED) {
-            self.health.suspend(time, SuspendedBy::Checkpoint, call.extra == TAKEN);
+    /// A checkpoint, if it is one that the process took of itself.
+    pub(super) fn call(&mut self, definitions: &dyn Definitions, time: Nanos, call: &Call) {
+        let is_own = || call.handle == u64::from(definitions.process().pid);
+        let is_told = call.result == Some(0) && matches!(call.extra, TAKEN | RESTORED);
+        if call.action == Action::Checkpoint && is_told && is_own() {
+            self.suspend(time, SuspendedBy::Checkpoint, call.extra == TAKEN);
         }
     }
 }

@@ -1,14 +1,13 @@
 //! What libraries hand out of memory that they have: NVSHMEM's symmetric heap, and pinned memory of the host in PyTorch's snapshots.
 //! The memory itself is the driver's business; these blocks lie in it, and their bytes are never added to it.
 
-use std::collections::BTreeMap;
-
 use gputrace_schemas::event::{Action, Bytes, Call, Event, HOST, Nanos, StackId};
 use rustc_hash::FxHashMap;
 
+use super::devices::Devices;
+use super::effect::{Fate, Step, Steps};
 use super::sites::OwnerId;
-use super::torch::{Step, Steps};
-use super::{Books, DeviceBooks, Ledger, SiteId};
+use super::{Books, Ledger, SiteId};
 use crate::owners::{JAX, NVSHMEM, TORCH_PINNED};
 
 /// A block that is allocated.
@@ -46,27 +45,13 @@ pub(super) struct Heaps {
 }
 
 impl Heaps {
-    /// Books a request that was refused. The heap was full, not the device.
-    pub(super) fn refused(
-        event: &Event,
-        call: &Call,
-        site: SiteId,
-        devices: &mut BTreeMap<i16, DeviceBooks>,
-    ) {
-        if call.action == Action::HeapAlloc {
-            let books = &mut devices.entry(call.device).or_default().heap;
-            books.n_refused += 1;
-            books.refused = Some((event.time, call.bytes, site));
-        }
-    }
-
     /// Books a call that succeeded.
     pub(super) fn call(
         &mut self,
         event: &Event,
         call: &Call,
         site: SiteId,
-        devices: &mut BTreeMap<i16, DeviceBooks>,
+        devices: &mut Devices,
         steps: &mut Steps,
     ) {
         let gone = match call.action {
@@ -80,26 +65,22 @@ impl Heaps {
         // What was handed out again had been given back: its end was lost, or one function called another.
         if let Some(gone) = gone {
             self.books(gone.device, devices).blocks.lose(OwnerId(0), gone.site, gone.bytes);
-            steps.push(Step::HeapFreed(call.addr, gone));
+            steps.push(Step::Heap(Fate::Freed, call.addr, gone));
         }
         if call.action == Action::HeapAlloc {
             self.books(call.device, devices).blocks.gain(event.time, OwnerId(0), site, call.bytes);
-            steps.push(Step::Heap(call.addr, self.live[&call.addr]));
+            steps.push(Step::Heap(Fate::Allocated, call.addr, self.live[&call.addr]));
         }
     }
 
-    fn books<'a>(
-        &'a mut self,
-        device: i16,
-        devices: &'a mut BTreeMap<i16, DeviceBooks>,
-    ) -> &'a mut HeapBooks {
+    fn books<'a>(&'a mut self, device: i16, devices: &'a mut Devices) -> &'a mut HeapBooks {
         if device == HOST { &mut self.host } else { &mut devices.entry(device).or_default().heap }
     }
 }
 
 /// A place where NVSHMEM takes memory for its heap, which is shown by the blocks in it.
 pub fn is_heap(ledger: &Ledger, device: i16, site: SiteId) -> bool {
-    let has_blocks = ledger.devices.get(&device).is_some_and(|books| books.heap.blocks.peak().0 > 0);
+    let has_blocks = ledger.devices().get(&device).is_some_and(|books| books.heap.blocks.peak().0 > 0);
     has_blocks && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == NVSHMEM)
 }
 
@@ -110,7 +91,7 @@ pub fn is_pinned_cache(ledger: &Ledger, device: i16, owner: OwnerId) -> bool {
 
 /// A place where JAX's allocator takes memory of the device from the driver, which is shown by the buffers in it.
 pub fn is_arena(ledger: &Ledger, device: i16, site: SiteId) -> bool {
-    let has_buffers = ledger.devices.get(&device).is_some_and(|books| books.pjrt.is_some());
+    let has_buffers = ledger.devices().get(&device).is_some_and(|books| books.pjrt.is_some());
     has_buffers && ledger.sites.site(site).is_some_and(|site| ledger.sites.owner(site.owner) == JAX)
 }
 
@@ -121,7 +102,7 @@ mod tests {
     use gputrace_schemas::event::Bytes;
 
     fn figures(ledger: &Ledger) -> (Bytes, Bytes, Bytes) {
-        let books = &ledger.devices[&0];
+        let books = &ledger.devices()[&0];
         (books.heap.blocks.now().bytes, books.heap.blocks.peak(), books.physical.now().bytes)
     }
 
@@ -145,7 +126,7 @@ mod tests {
             "HeapAlloc addr=a bytes=8M
 HeapAlloc bytes=1G result=2 by=grow@/job/a.py:9",
         );
-        let heap = &ledger.devices[&0].heap;
+        let heap = &ledger.devices()[&0].heap;
         let (_, bytes, site) = heap.refused.expect("a refusal");
         assert_eq!((heap.n_refused, bytes), (1, Bytes(1 << 30)));
         assert_eq!(ledger.sites.site_name(site), "grow (/job/a.py:9)");

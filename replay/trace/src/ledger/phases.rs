@@ -260,7 +260,7 @@ mod tests {
 
     fn check(scene: &str, expected: &[(&str, u64, u64)]) {
         let ledger = crate::scene::ledger(scene);
-        let phases = &ledger.devices[&0].phases;
+        let phases = &ledger.devices()[&0].phases;
         let path = |id: crate::ledger::OwnerId| ledger.phases.path(PhaseId(id.0)).to_owned();
         let found: Vec<_> =
             phases.owners().map(|part| (path(part.id), part.peak.0, part.live.bytes.0)).collect();

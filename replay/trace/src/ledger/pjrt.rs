@@ -6,13 +6,15 @@
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{
-    Bytes, Event, NO_DEVICE, Nanos, Pjrt, PjrtAction, PjrtExecutable, PjrtOrigin, StackId,
+    Bytes, Event, NO_DEVICE, Nanos, OutOfMemory, Pjrt, PjrtAction, PjrtExecutable, PjrtOrigin, StackId,
 };
 use rustc_hash::FxHashMap;
 
-use super::DeviceBooks;
 use super::amounts::{Books, Held};
+use super::devices::Devices;
+use super::effect::Effect;
 use super::sites::{OwnerId, SiteId};
+use crate::Definitions;
 
 /// Executions that may be under way when one of them is known to have failed.
 const RECENT: u64 = 64;
@@ -124,8 +126,6 @@ pub struct Executable {
     pub figures: PjrtExecutable,
 }
 
-type Devices = BTreeMap<i16, DeviceBooks>;
-
 fn books_of(devices: &mut Devices, device: i16) -> &mut PjrtBooks {
     devices.entry(device).or_default().pjrt.get_or_insert_default()
 }
@@ -156,7 +156,7 @@ impl Buffers {
         self.by_address.insert(made.executable, number);
     }
 
-    pub(super) fn executable_at(&self, address: u64) -> Option<usize> {
+    fn executable_at(&self, address: u64) -> Option<usize> {
         self.by_address.get(&address).copied()
     }
 
@@ -191,9 +191,39 @@ impl Buffers {
                     books_of(devices, gone.device).buffers.drop_from(OwnerId(0), gone.site, gone.bytes);
                 }
             }
-            // It needs the books of the driver too.
+            // It says what was wrong: see [`Buffers::failed`].
             PjrtAction::Failed => {}
         }
+    }
+
+    /// Books that memory could not be had.
+    pub(super) fn failed(
+        &mut self,
+        definitions: &dyn Definitions,
+        event: &Event,
+        (pjrt, site): (&Pjrt, SiteId),
+        devices: &mut Devices,
+        effect: &mut Effect,
+    ) {
+        let device = self.device_of(pjrt);
+        effect.ran_out = event.out_of_memory().map(|oom| OutOfMemory { device, ..oom });
+        let failed = self.unserved(pjrt, devices).unwrap_or(pjrt.executable);
+        let books = devices.entry(device).or_default();
+        books.physical.remember();
+        let tracked = books.physical.now().bytes;
+        let books = books.pjrt.get_or_insert_default();
+        books.ran_out(PjrtOom {
+            time: event.time,
+            bytes: Some(pjrt.bytes).filter(|bytes| bytes.0 > 0),
+            origin: pjrt.origin,
+            executable: self.executable_at(failed),
+            buffers: books.buffers.now().bytes,
+            tracked,
+            said: definitions.text(pjrt.text).unwrap_or_default().to_owned(),
+            site,
+            stack: event.stack,
+            made_before: books.n_made(),
+        });
     }
 
     fn made(&mut self, event: &Event, pjrt: &Pjrt, site: SiteId, books: &mut PjrtBooks) {
@@ -229,7 +259,7 @@ impl Buffers {
 
     /// An execution failed after it was launched: its results are there and never had memory. They are those of the newest of the
     /// last launches that has a result as large as what could not be had. Says which executable it was.
-    pub(super) fn unserved(&mut self, pjrt: &Pjrt, devices: &mut Devices) -> Option<u64> {
+    fn unserved(&mut self, pjrt: &Pjrt, devices: &mut Devices) -> Option<u64> {
         let is_told_again = self.failed_after.replace(self.n_launches) == Some(self.n_launches);
         if pjrt.origin != PjrtOrigin::Unknown || is_told_again || pjrt.bytes.0 == 0 {
             return None;
@@ -254,7 +284,7 @@ impl Buffers {
     }
 
     /// The device that an error without one is about: the only one that has buffers.
-    pub(super) fn device_of(&self, pjrt: &Pjrt) -> i16 {
+    fn device_of(&self, pjrt: &Pjrt) -> i16 {
         let mut devices = self.live.values().map(|buffer| buffer.device);
         match (pjrt.device, devices.next()) {
             (NO_DEVICE, Some(first)) if devices.all(|device| device == first) => first,
@@ -264,7 +294,7 @@ impl Buffers {
 }
 
 impl PjrtBooks {
-    pub(super) fn ran_out(&mut self, oom: PjrtOom) {
+    fn ran_out(&mut self, oom: PjrtOom) {
         self.n_ooms += 1;
         self.buffers.remember();
         if self.ooms.len() == MAX_OOMS {
@@ -297,7 +327,7 @@ mod tests {
          destroyed addr=d";
 
     fn books(ledger: &Ledger) -> &PjrtBooks {
-        ledger.devices.get(&0).and_then(|books| books.pjrt.as_ref()).expect("JAX on the first device")
+        ledger.devices().get(&0).and_then(|books| books.pjrt.as_ref()).expect("JAX on the first device")
     }
 
     #[test]

@@ -11,7 +11,7 @@ use gputrace_schemas::event::{Action, Bytes, Call, Event, EventKind, Nanos, Stac
 use rustc_hash::FxHashMap;
 
 use super::amounts::Meter;
-use super::torch::Step;
+use super::effect::{Effect, Paging, Step};
 use super::{Ledger, MemoryKind, SiteId};
 use crate::{Definitions, torch_release};
 
@@ -35,7 +35,7 @@ pub struct Pools {
     /// Blocks in private pools, by serial.
     blocks: FxHashMap<u64, (i16, PoolId)>,
     /// Pools of which a thread is not known to have opened its own serve all threads of their stream: before PyTorch 2.6.
-    pub(super) by_stream: bool,
+    by_stream: bool,
 }
 
 /// One private pool.
@@ -162,35 +162,35 @@ struct Segment {
 impl Ledger {
     /// Books calls about PyTorch's pools that came before the recording began: nobody saw them, and nothing counts them.
     pub(crate) fn pools_before(&mut self, definitions: &dyn Definitions, calls: &[(ThreadId, Call)]) {
+        self.effect.site = SiteId::default();
         for (thread, call) in calls {
             let kind = EventKind::Call(*call);
             let event = Event { time: Nanos(0), thread: *thread, stack: StackId(0), kind };
-            self.pool_call(definitions, &event, call, SiteId::default());
+            self.torch_pools.event(definitions, &event, &mut self.effect);
         }
-    }
-
-    /// Books a call about a pool, or one that may be.
-    pub(super) fn pool_call(
-        &mut self,
-        definitions: &dyn Definitions,
-        event: &Event,
-        call: &Call,
-        site: SiteId,
-    ) {
-        if Pools::concerns(call.action) {
-            self.torch.steps.wanted = true;
-            let version = definitions.process().torch_version.as_deref().and_then(torch_release);
-            self.torch_pools.by_stream = version.is_some_and(|version| version < (2, 6));
-        }
-        self.torch_pools.call(event, call, site);
     }
 }
 
 impl Pools {
-    /// Whether a call is about pools or graphs, and steps must be looked at from here on.
-    pub(super) fn concerns(action: Action) -> bool {
-        use Action::*;
-        matches!(action, TorchPoolBegin | TorchPoolCreate)
+    /// Whether an event may say something of pools, or something private is open or left: what it does to blocks matters then.
+    #[inline]
+    pub(super) fn are_concerned(&self, event: &Event) -> bool {
+        matches!(event.kind, EventKind::Call(_))
+            || !(self.open.is_empty() && self.segments.is_empty() && self.blocks.is_empty())
+    }
+
+    /// Books what an event says of pools and graphs, and what it did to segments and blocks.
+    pub(super) fn event(&mut self, definitions: &dyn Definitions, event: &Event, effect: &mut Effect) {
+        if let EventKind::Call(call) = &event.kind {
+            // From here on it matters what events do to blocks.
+            if matches!(call.action, Action::TorchPoolBegin | Action::TorchPoolCreate) {
+                effect.steps.wanted = true;
+                let version = definitions.process().torch_version.as_deref().and_then(torch_release);
+                self.by_stream = version.is_some_and(|version| version < (2, 6));
+            }
+            self.call(event, call, effect.site);
+        }
+        self.steps(event, &effect.steps.list);
     }
 
     /// The pool that a request is served from; none for the default one.
@@ -243,14 +243,8 @@ impl Pools {
         Some(((*start, segment.end), segment.pool?))
     }
 
-    /// Whether nothing private is open or left: what events do to blocks does not matter.
-    #[inline]
-    pub(super) fn is_idle(&self) -> bool {
-        self.open.is_empty() && self.segments.is_empty() && self.blocks.is_empty()
-    }
-
     /// Books a call that succeeded or failed, from this place.
-    pub(super) fn call(&mut self, event: &Event, call: &Call, site: SiteId) {
+    fn call(&mut self, event: &Event, call: &Call, site: SiteId) {
         let key = (call.device, (call.handle, call.extra));
         let succeeded = call.result == Some(0);
         match call.action {
@@ -348,12 +342,7 @@ impl Pools {
     }
 
     /// Books what an event did to segments and blocks.
-    pub(super) fn steps(
-        &mut self,
-        event: &Event,
-        steps: &[Step],
-        reservation: impl Fn(u64) -> Option<(u64, Bytes)>,
-    ) {
+    fn steps(&mut self, event: &Event, steps: &[Step]) {
         let is_free = is_free(event);
         let stream = match &event.kind {
             EventKind::BlockAlloc(block) => block.stream,
@@ -371,13 +360,13 @@ impl Pools {
                 Step::Lost(object) if is_free && object.torch && object.kind == MemoryKind::Linear => {
                     self.gone((object.device, object.addr), object.bytes);
                 }
-                Step::Grown(pages) => {
-                    if let Some((start, room)) = reservation(pages.addr) {
+                Step::Pages(Paging::Grown, pages) => {
+                    if let Some((start, room)) = pages.reservation {
                         self.obtains(event.thread, (pages.device, start), room, pages.bytes);
                     }
                 }
-                Step::Shrunk(pages, _) => {
-                    if let Some((start, _)) = reservation(pages.addr) {
+                Step::Pages(Paging::Shrunk(_), pages) => {
+                    if let Some((start, _)) = pages.reservation {
                         self.gone((pages.device, start), pages.bytes);
                     }
                 }

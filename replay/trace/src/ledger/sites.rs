@@ -5,7 +5,9 @@
 
 use std::fmt;
 
-use gputrace_schemas::event::{ApiId, Backward, Frame, FrameId, Stack, StackId, ThreadId};
+use gputrace_schemas::event::{
+    Action, ApiId, Backward, Call, Event, Frame, FrameId, HOST, Stack, StackId, ThreadId,
+};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +80,8 @@ pub(super) struct Origin {
     pub(super) native: bool,
     /// It asked through a CUDA runtime.
     pub(super) through_runtime: bool,
+    /// JAX asked.
+    pub(super) jax: bool,
     /// In which phase of the program; not known here.
     pub(super) phase: PhaseId,
     /// The program got ready there.
@@ -198,6 +202,7 @@ impl Sites {
         let owner = owners::owner(definitions, frames, if is_nccl { thread } else { "" });
         let site = frames.map_or_else(Site::default, |frames| site(definitions, frames, &owner));
         let (native, torch) = (owner.frame.is_some(), owner.name == owners::TORCH);
+        let jax = owner.name == owners::JAX;
         let through_runtime = owner.through_runtime;
         let owner = OwnerId(self.owners.id(owner.name));
         let site = SiteId(self.sites.id(Site { owner, ..site }));
@@ -209,7 +214,7 @@ impl Sites {
             is_leaf,
         });
         let phase = PhaseId::default();
-        let origin = Origin { owner, site, torch, native, through_runtime, phase, prepares, model_call };
+        let origin = Origin { owner, site, torch, native, through_runtime, jax, phase, prepares, model_call };
         self.origins[usize::from(is_nccl)].insert(stack, origin);
         origin
     }
@@ -220,21 +225,44 @@ impl Sites {
         *self.threads.entry(thread).or_insert_with(is_nccl)
     }
 
+    /// Who made a call, and what the program called.
+    pub(super) fn of_call(
+        &mut self,
+        definitions: &dyn Definitions,
+        event: &Event,
+        call: &Call,
+    ) -> (Origin, NameId) {
+        let origin = self.origin(definitions, event.stack, event.thread);
+        let origin = self.sharpen(origin, call);
+        (origin, self.call_name(definitions, call.api, event.stack, origin))
+    }
+
+    /// Without native frames, a request made inside PyTorch's `allocate` is PyTorch's. What PyTorch pins is its cache of pinned memory.
+    fn sharpen(&mut self, origin: Origin, call: &Call) -> Origin {
+        let is_within = call.in_allocate && !origin.native;
+        let pins = matches!(call.action, Action::AllocHost | Action::HostRegister)
+            || (call.action, call.device) == (Action::HeapAlloc, HOST);
+        if pins && (is_within || self.owner(origin.owner) == owners::TORCH_ELSEWHERE) {
+            return self.owned_by(origin, owners::TORCH_PINNED);
+        }
+        if is_within { self.torch_at(origin) } else { origin }
+    }
+
     /// The same place, but PyTorch's allocator asked.
-    pub(super) fn torch_at(&mut self, origin: Origin) -> Origin {
+    fn torch_at(&mut self, origin: Origin) -> Origin {
         Origin { torch: true, ..self.owned_by(origin, owners::TORCH) }
     }
 
     /// The same place, where what is asked for has another owner.
-    pub(super) fn owned_by(&mut self, origin: Origin, owner: &str) -> Origin {
+    fn owned_by(&mut self, origin: Origin, owner: &str) -> Origin {
         let owner = OwnerId(self.owners.id(owner.to_owned()));
         let site = self.site(origin.site).cloned().unwrap_or_default();
         let site = SiteId(self.sites.id(Site { owner, ..site }));
-        Origin { owner, site, ..origin }
+        Origin { owner, site, jax: false, ..origin }
     }
 
     /// What the program called: the runtime's function where the call came through one, else the driver's.
-    pub(super) fn call_name(
+    fn call_name(
         &mut self,
         definitions: &dyn Definitions,
         api: ApiId,

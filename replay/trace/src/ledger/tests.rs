@@ -1,4 +1,5 @@
 use expect_test::{Expect, expect};
+use gputrace_schemas::event::{Action, Nanos, StackId, ThreadId};
 
 use super::*;
 use crate::scene::ledger;
@@ -10,7 +11,7 @@ fn check(scene: &str, expected: Expect) {
 
 fn show(ledger: &Ledger) -> String {
     let mut text = String::new();
-    for (ordinal, device) in &ledger.devices {
+    for (ordinal, device) in ledger.devices() {
         let books = &device.physical;
         text += &format!(
             "device {ordinal}: live {} of peak {} at {}, {} allocs {} frees {} failed, mapped {} reserved {}\n",
@@ -54,13 +55,13 @@ fn show(ledger: &Ledger) -> String {
             );
         }
     }
-    if ledger.host.peak().0 > 0 {
-        text += &format!("host: live {} of peak {}\n", ledger.host.now().bytes.0, ledger.host.peak().0);
+    if ledger.host().peak().0 > 0 {
+        text += &format!("host: live {} of peak {}\n", ledger.host().now().bytes.0, ledger.host().peak().0);
     }
     for found in ledger.findings.iter() {
         text += &format!("! {} times: {}\n", found.count, found.first.text());
     }
-    for open in &ledger.open_calls {
+    for open in &ledger.counts.open_calls {
         text += &format!("! ended in {}\n", ledger.sites.name(open.name));
     }
     text
@@ -345,7 +346,7 @@ fn a_free_during_capture_leaves_requested_in_doubt() {
          CaptureEnd stream=1
          free addr=a bytes=512 allocated=0 reserved=2M",
     );
-    assert_eq!(ledger.devices[&0].torch.as_ref().map(|torch| torch.n_frees_in_capture), Some(1));
+    assert_eq!(ledger.devices()[&0].torch.as_ref().map(|torch| torch.n_frees_in_capture), Some(1));
 }
 
 #[test]
@@ -487,7 +488,7 @@ fn parts_add_up_whatever_the_events() {
             ledger.event(&trace, &Event { time: Nanos(time), thread, stack, kind });
         }
         ledger.finish();
-        for books in ledger.devices.values().filter(|_| !huge) {
+        for books in ledger.devices().values().filter(|_| !huge) {
             let sum =
                 |part: fn(&Part<OwnerId>) -> u64| books.physical.owners().map(|p| part(&p)).sum::<u64>();
             assert_eq!(sum(|part| part.live.bytes.0), books.physical.live().bytes.0, "seed {seed}");
@@ -500,7 +501,7 @@ fn parts_add_up_whatever_the_events() {
             .filter(|o| o.kind.is_physical() && o.device != HOST)
             .fold(0, |sum, o| sum.saturating_add(o.bytes.0));
         let booked =
-            ledger.devices.values().fold(0u64, |sum, d| sum.saturating_add(d.physical.live().bytes.0));
+            ledger.devices().values().fold(0u64, |sum, d| sum.saturating_add(d.physical.live().bytes.0));
         assert!(huge || live == booked, "seed {seed}: {live} live, {booked} in the books");
     }
 }
@@ -515,8 +516,8 @@ fn what_a_pool_hands_out_lies_where_the_pool_was_made_for() {
          AllocAsync addr=b bytes=8M handle=0x12
          AllocAsync addr=c bytes=2M",
     );
-    let held = |device| ledger.devices.get(&device).map_or(0, |books| books.physical.now().bytes.0 >> 20);
-    assert_eq!((held(0), held(1), ledger.host.now().bytes.0 >> 20), (2, 8, 32));
+    let held = |device| ledger.devices().get(&device).map_or(0, |books| books.physical.now().bytes.0 >> 20);
+    assert_eq!((held(0), held(1), ledger.host().now().bytes.0 >> 20), (2, 8, 32));
 }
 
 /// Threads of NCCL that work for all communicators of a call take memory on the device of one of them.

@@ -10,20 +10,23 @@
 //! (`c10/cuda/CUDACachingAllocator.cpp`, 2.1 to 2.15.)
 
 use gputrace_schemas::event::{
-    BlockAlloc, BlockFree, BlockOom, Bytes, Call, Event, Nanos, StackId, ThreadId, Wait, WaitAction,
+    Action, BlockAlloc, BlockFree, BlockOom, Bytes, Call, Event, NO_DEVICE, Nanos, StackId, ThreadId, Wait,
+    WaitAction,
 };
 use gputrace_sim::policies::torch;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::amounts::{Books, Meter};
 use super::cache::CacheBooks;
-use super::driver::{Mapped, Object};
+use super::driver::{Change, Mapped, MemoryKind};
+use super::effect::{Effect, Fate, Paging, Step, Steps, Stranger};
 use super::findings::Finding;
-use super::heaps::HeapBlock;
 use super::phases::PhaseId;
 use super::sites::{OwnerId, SiteId};
 use crate::newest::Newest;
 
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, cuda.h.
+const POOL_RESERVED_HIGH: u64 = 6;
 /// Most stream events kept for one free: one for each stream that used the block.
 const MAX_EVENTS_OF_A_FREE: usize = 1024;
 /// Most out-of-memory errors kept whole; all are counted.
@@ -181,50 +184,6 @@ pub struct Block {
     pub serial: u64,
 }
 
-/// A block that was taken back without having been seen allocated.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stranger {
-    /// On which device.
-    pub device: i16,
-    /// Its first byte.
-    pub addr: u64,
-    /// How large.
-    pub bytes: Bytes,
-    /// Its number, as [`Block::serial`].
-    pub serial: u64,
-}
-
-/// One thing that an event did to the books, for those who write it down: see [`super::Ledger::keep_steps`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
-    /// The driver handed this out.
-    Gained(Object),
-    /// The program gave this back, or it went away with its context.
-    Lost(Object),
-    /// Memory became visible.
-    Mapped(Mapped),
-    /// Memory is not visible any more.
-    Unmapped(Mapped),
-    /// PyTorch may use these pages of an expandable segment from now on: all since it last might, as one call.
-    Grown(Mapped),
-    /// PyTorch unmapped a page of an expandable segment, and whether that goes on where the one before ended.
-    Shrunk(Mapped, bool),
-    /// PyTorch handed out the block at this address.
-    Block(u64, Block),
-    /// PyTorch took back the block at this address. Streams may still use it.
-    BlockFreed(u64, Block),
-    /// No stream uses that block any more.
-    BlockDone(u64, Block),
-    /// PyTorch took back a block that was not seen handed out. Streams may still use it.
-    StrangerFreed(Stranger),
-    /// No stream uses it any more.
-    StrangerDone(Stranger),
-    /// A library handed out the block at this address, of memory that it has.
-    Heap(u64, HeapBlock),
-    /// A library took back that block.
-    HeapFreed(u64, HeapBlock),
-}
-
 /// The stream event that PyTorch's allocator asks about here. The program never shows that it asks about its own, so
 /// those that are ever asked about are the allocator's ([`super::Ledger::knowing`]).
 #[must_use]
@@ -243,27 +202,11 @@ pub(super) struct Torch {
     n_pending: u64,
     waiting: FxHashMap<u64, u64>,
     /// Captures of streams that are going on.
-    pub(super) n_captures: u64,
+    n_captures: u64,
     own_events: FxHashSet<u64>,
     dismissed: FxHashSet<u64>,
     /// A stream event turned out to be the allocator's after it had been taken for the program's.
     pub(super) mistaken: bool,
-    pub(super) steps: Steps,
-}
-
-/// What the newest event did, where that was asked for.
-#[derive(Default)]
-pub(super) struct Steps {
-    pub(super) wanted: bool,
-    pub(super) list: Vec<Step>,
-}
-
-impl Steps {
-    pub(super) fn push(&mut self, step: Step) {
-        if self.wanted {
-            self.list.push(step);
-        }
-    }
 }
 
 #[derive(Default)]
@@ -316,7 +259,8 @@ impl Torch {
         event: &Event,
         block: &BlockAlloc,
         (site, phase): (SiteId, PhaseId),
-        found: &mut impl FnMut(Finding),
+        is_at_peak: bool,
+        effect: &mut Effect,
     ) {
         self.begin_step(event.thread).recorded.clear();
         let books = self.books(block.device);
@@ -343,23 +287,21 @@ impl Torch {
             serial,
         };
         if let Some(before) = self.blocks.insert(block.addr, new) {
-            found(Finding::BlockTwice(block.addr));
+            effect.found.push(Finding::BlockTwice(block.addr));
             let books = self.books(before.device);
             books.requested.lose(before.requested);
             books.lose_block(&before);
-            self.steps.push(Step::BlockFreed(block.addr, before));
-            self.steps.push(Step::BlockDone(block.addr, before));
+            effect.steps.push(Step::BlockFreed(block.addr, before));
+            effect.steps.push(Step::BlockDone(block.addr, before));
         }
-        self.steps.push(Step::Block(block.addr, new));
+        effect.steps.push(Step::Block(block.addr, new));
+        if is_at_peak {
+            self.device_peaked(block.device);
+        }
     }
 
     /// The block that is freed, if it was seen allocated.
-    pub(super) fn free(
-        &mut self,
-        event: &Event,
-        block: &BlockFree,
-        found: &mut impl FnMut(Finding),
-    ) -> Option<Block> {
+    pub(super) fn free(&mut self, event: &Event, block: &BlockFree, effect: &mut Effect) -> Option<Block> {
         let recorded = &mut self.begin_step(event.thread).recorded;
         let mut waits_for = if recorded.is_empty() { vec![] } else { std::mem::take(recorded) };
         let is_capturing = self.n_captures > 0;
@@ -373,19 +315,19 @@ impl Torch {
                 let books = self.books(known.device);
                 books.lose_block(&known);
                 books.pending.0 = books.pending.0.saturating_add(known.bytes.0);
-                self.steps.push(Step::BlockFreed(block.addr, known));
+                effect.steps.push(Step::BlockFreed(block.addr, known));
                 Freed::Block(block.addr, known)
             }
             None => {
-                found(Finding::UnknownBlock(block.addr));
+                effect.found.push(Finding::UnknownBlock(block.addr));
                 let BlockFree { device, addr, bytes, .. } = *block;
                 let stranger = Stranger { device, addr, bytes, serial: self.new_serial() };
-                self.steps.push(Step::StrangerFreed(stranger));
+                effect.steps.push(Step::Stranger(Fate::Freed, stranger));
                 Freed::Stranger(stranger)
             }
         };
         if waits_for.is_empty() {
-            self.completed(&freed);
+            self.completed(&freed, &mut effect.steps);
             return known;
         }
         waits_for.retain(|handle| {
@@ -395,7 +337,7 @@ impl Torch {
             }
             own
         });
-        self.complete_after(freed, &waits_for);
+        self.complete_after(freed, &waits_for, &mut effect.steps);
         waits_for.clear();
         self.threads.of(event.thread).recorded = waits_for;
         known
@@ -435,7 +377,7 @@ impl Torch {
         });
     }
 
-    pub(super) fn wait(&mut self, event: &Event, wait: &Wait) {
+    pub(super) fn wait(&mut self, event: &Event, wait: &Wait, steps: &mut Steps) {
         match wait.action {
             WaitAction::Record if wait.result == 0 => {
                 let recorded = &mut self.threads.of(event.thread).recorded;
@@ -453,20 +395,95 @@ impl Torch {
                     self.mistaken |= self.dismissed.contains(&wait.event);
                 }
                 if wait.result == 0 {
-                    self.seen_done(wait.event);
+                    self.seen_done(wait.event, steps);
                 }
             }
         }
     }
 
+    /// Books a call that succeeded, and what it changed.
+    pub(super) fn call(&mut self, event: &Event, call: &Call, site: SiteId, effect: &mut Effect) {
+        let Effect { changes, steps, peaked, .. } = effect;
+        let (mut bought, mut given) = (None, None);
+        for change in &*changes {
+            match change {
+                Change::Gained(object) if object.torch && object.kind == MemoryKind::Linear => {
+                    self.books(object.device).device_allocs += 1;
+                    bought = Some((object.device, object.bytes));
+                }
+                Change::Gained(object) if object.torch && object.kind == MemoryKind::Async => {
+                    let books = self.books(object.device);
+                    books.n_pool_allocations += 1;
+                    books.pool_used.gain(event.time, object.bytes);
+                }
+                Change::Freed(object) if object.torch && object.kind == MemoryKind::Linear => {
+                    self.books(object.device).gave_back(object.bytes);
+                    given = Some((object.device, object.bytes));
+                }
+                Change::Freed(object) if object.torch && object.kind == MemoryKind::Async => {
+                    self.books(object.device).pool_used.lose(object.bytes);
+                }
+                Change::Mapped(range) if range.torch => {
+                    bought = Some((range.device, range.bytes));
+                    self.mapped(event.thread, *range);
+                }
+                Change::Unmapped(range) if range.torch => given = Some((range.device, range.bytes)),
+                _ => {}
+            }
+        }
+        if let Some((device, bytes)) = bought {
+            self.buys(device, bytes, call.duration);
+        }
+        if let Some((device, bytes)) = given {
+            self.gives_back(device, site, bytes, call);
+        }
+        for change in &*changes {
+            if let Change::Unmapped(range) = change
+                && range.torch
+            {
+                self.unmapped(event.thread, range, steps);
+            }
+        }
+        match call.action {
+            Action::SetAccess => self.set_access(event, steps),
+            Action::MemInfo => {
+                self.threads.of(event.thread).mem_info = Some((call.bytes, Bytes(call.extra)));
+            }
+            Action::PoolGet if call.extra == POOL_RESERVED_HIGH => self.pool_reserved_high(call),
+            Action::CaptureBegin => self.n_captures += 1,
+            Action::CaptureEnd => self.n_captures = self.n_captures.saturating_sub(1),
+            _ => {}
+        }
+        if let Some(device) = *peaked {
+            self.device_peaked(device);
+        }
+    }
+
+    /// The program asked a pool how much it kept at most.
+    fn pool_reserved_high(&mut self, call: &Call) {
+        let device = match call.device {
+            NO_DEVICE => self.devices.iter().find(|(_, books)| books.is_pool_backend()).map(|(id, _)| id),
+            device => Some(device),
+        };
+        let Some(books) = device.and_then(|device| self.devices.get_mut(device)) else { return };
+        books.pool_reserved_high = books.pool_reserved_high.max(Some(call.bytes));
+    }
+
+    /// The device holds more than ever.
+    fn device_peaked(&mut self, device: i16) {
+        if let Some(books) = self.devices.get_mut(device) {
+            books.at_device_peak = (books.allocated.now, books.reserved.now);
+        }
+    }
+
     /// PyTorch bought a segment, or a page of one.
-    pub(super) fn buys(&mut self, device: i16, bytes: Bytes, time: Nanos) {
+    fn buys(&mut self, device: i16, bytes: Bytes, time: Nanos) {
         let books = self.books(device);
         books.cache.buys(bytes, books.allocated.now, time);
     }
 
     /// PyTorch gave a segment back, or a page of one.
-    pub(super) fn gives_back(&mut self, device: i16, site: SiteId, bytes: Bytes, call: &Call) {
+    fn gives_back(&mut self, device: i16, site: SiteId, bytes: Bytes, call: &Call) {
         let books = self.books(device);
         match call.in_allocate {
             true => books.cache.makes_room(bytes),
@@ -475,7 +492,7 @@ impl Torch {
     }
 
     /// PyTorch made a page of an expandable segment accessible; [`Torch::set_access`] ends the run.
-    pub(super) fn mapped(&mut self, thread: ThreadId, page: Mapped) {
+    fn mapped(&mut self, thread: ThreadId, page: Mapped) {
         let state = self.threads.of(thread);
         state.run = Run::Mapping(match state.run {
             Run::Mapping(before) if before.device == page.device => {
@@ -486,19 +503,20 @@ impl Torch {
     }
 
     /// The first `cuMemSetAccess` after a run of maps is for the segment's own device; those of peers follow.
-    pub(super) fn set_access(&mut self, event: &Event) {
+    fn set_access(&mut self, event: &Event, steps: &mut Steps) {
         let state = self.threads.of(event.thread);
         if let Run::Mapping(pages) = state.run {
             state.run = Run::None;
             let books = self.books(pages.device);
             books.device_allocs += 1;
             books.reserved.gain(event.time, pages.bytes);
-            self.steps.push(Step::Grown(pages));
+            steps.push(Step::Pages(Paging::Grown, pages));
         }
     }
 
     /// PyTorch unmapped a page of an expandable segment.
-    pub(super) fn unmapped(&mut self, thread: ThreadId, page: Mapped, reservation: Option<u64>) {
+    fn unmapped(&mut self, thread: ThreadId, page: &Mapped, steps: &mut Steps) {
+        let reservation = page.reservation.map(|(start, _)| start);
         let state = self.threads.of(thread);
         let continues = matches!(
             state.run,
@@ -508,12 +526,7 @@ impl Torch {
         let books = self.books(page.device);
         books.device_frees += u64::from(!continues);
         books.reserved.lose(page.bytes);
-        self.steps.push(Step::Shrunk(page, continues));
-    }
-
-    /// The program asked the driver how much is free.
-    pub(super) fn mem_info(&mut self, thread: ThreadId, free: Bytes, total: Bytes) {
-        self.threads.of(thread).mem_info = Some((free, total));
+        steps.push(Step::Pages(Paging::Shrunk(continues), *page));
     }
 
     /// An event of PyTorch ends what its thread did for the one before.
@@ -528,9 +541,9 @@ impl Torch {
         self.n_blocks
     }
 
-    fn complete_after(&mut self, freed: Freed, events: &[u64]) {
+    fn complete_after(&mut self, freed: Freed, events: &[u64], steps: &mut Steps) {
         if events.is_empty() {
-            return self.completed(&freed);
+            return self.completed(&freed, steps);
         }
         let id = self.n_pending;
         self.n_pending += 1;
@@ -538,36 +551,36 @@ impl Torch {
         for event in events {
             if let Some(before) = self.waiting.insert(*event, id) {
                 // Recorded again: the allocator had seen it done, in events that were lost.
-                self.one_done(before);
+                self.one_done(before, steps);
             }
         }
     }
 
-    fn seen_done(&mut self, event: u64) {
+    fn seen_done(&mut self, event: u64, steps: &mut Steps) {
         if let Some(id) = self.waiting.remove(&event) {
-            self.one_done(id);
+            self.one_done(id, steps);
         }
     }
 
-    fn one_done(&mut self, id: u64) {
+    fn one_done(&mut self, id: u64, steps: &mut Steps) {
         let Some(pending) = self.pending.get_mut(&id) else { return };
         pending.n_events -= 1;
         if pending.n_events == 0 {
             let freed = pending.freed;
             self.pending.remove(&id);
-            self.completed(&freed);
+            self.completed(&freed, steps);
         }
     }
 
-    fn completed(&mut self, freed: &Freed) {
+    fn completed(&mut self, freed: &Freed, steps: &mut Steps) {
         match freed {
             Freed::Block(addr, block) => {
                 let books = self.books(block.device);
                 books.requested.lose(block.requested);
                 books.pending.0 = books.pending.0.saturating_sub(block.bytes.0);
-                self.steps.push(Step::BlockDone(*addr, *block));
+                steps.push(Step::BlockDone(*addr, *block));
             }
-            Freed::Stranger(stranger) => self.steps.push(Step::StrangerDone(*stranger)),
+            Freed::Stranger(stranger) => steps.push(Step::Stranger(Fate::Done, *stranger)),
         }
     }
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::loops::{Place, Turns, turns};
 use super::phases::{general_name, step_of, step_rank};
+use super::run::Run;
 use super::sites::SiteId;
 use crate::Definitions;
 use crate::backward::python_lines;
@@ -113,6 +114,8 @@ pub(super) struct Found {
 pub(super) struct StepFinder {
     /// Nobody asks for steps: nothing is kept.
     pub(super) is_off: bool,
+    /// What was found, once all events are booked.
+    pub(super) result: Found,
     ranges: FxHashMap<String, Vec<TrainingStep>>,
     open: FxHashMap<ThreadId, Vec<Option<String>>>,
     stacks: ByStack<StackFacts>,
@@ -129,8 +132,8 @@ pub(super) struct StepFinder {
 }
 
 impl StepFinder {
-    pub(super) fn mark(&mut self, definitions: &dyn Definitions, event: &Event, mark: &Mark) {
-        if self.is_off {
+    pub(super) fn mark(&mut self, definitions: &dyn Definitions, event: &Event, mark: &Mark, run: &Run) {
+        if self.is_off || run.is_before(event.time) {
             return;
         }
         match mark.action {
@@ -158,9 +161,16 @@ impl StepFinder {
         }
     }
 
-    /// Memory was requested or freed.
-    pub(super) fn memory(&mut self, definitions: &dyn Definitions, event: &Event, change: &Change) {
-        if self.is_off {
+    /// Memory was requested or freed: a turn of a loop may show by it. What only explains what is held where the trace begins says
+    /// nothing of how the program works.
+    pub(super) fn memory(
+        &mut self,
+        definitions: &dyn Definitions,
+        event: &Event,
+        change: &Change,
+        run: &Run,
+    ) {
+        if self.is_off || run.is_before(event.time) {
             return;
         }
         let (is_block, addr) = match &event.kind {
@@ -234,6 +244,11 @@ impl StepFinder {
             self.optimizers.push((line, vec![]));
             self.optimizers.len() - 1
         }) as u32
+    }
+
+    /// No event follows.
+    pub(super) fn finish(&mut self) {
+        *self = StepFinder { result: self.found(), ..StepFinder::default() };
     }
 
     /// The steps, by the best source that there is.
@@ -362,7 +377,7 @@ mod tests {
     type Shown = (u64, u64, Option<u64>);
 
     fn check(scene: &str, expected: Option<(StepSource, u64, &[Shown])>) {
-        let training = crate::scene::ledger(scene).training;
+        let training = crate::scene::ledger(scene).training().cloned();
         let found = training.as_ref().map(|training| {
             let step =
                 |step: &TrainingStep| (step.number, step.begin.0 / 1000, step.end.map(|end| end.0 / 1000));
@@ -419,7 +434,7 @@ mod tests {
 
     fn found(scene: &str) -> (Option<u64>, Vec<u64>) {
         let ledger = crate::scene::ledger(scene);
-        (ledger.training.map(|training| training.n_steps), ledger.loops)
+        (ledger.training().map(|training| training.n_steps), ledger.loops().to_vec())
     }
 
     const CRITIC: &str = "Adam.step@/lib/torch/optim/adam.py:9,train@/job/gan.py:20";

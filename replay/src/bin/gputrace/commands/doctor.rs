@@ -55,7 +55,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             Ok(source) => {
                 let mut audit = BooksAudit::default();
                 let story = Story::watched(&source, &mut audit);
-                unknown |= story.doubts().is_some() || story.ledger.n_events == 0;
+                unknown |= story.doubts().is_some() || story.ledger.run.n_events == 0;
                 parts.push(trace(&story, audit));
             }
             Err(Error::Trace(reader::Error::NotATrace { .. } | reader::Error::Io { .. }))
@@ -304,17 +304,17 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
         .fact("host", "on host", Value::text(&*process.host))
         .fact("executable", "executable", Value::text(&*process.executable))
         .fact("torch_version", "PyTorch", process.torch_version.as_ref().map_or(Value::Missing, Value::text))
-        .fact("events", "events", Value::Count(story.ledger.n_events));
+        .fact("events", "events", Value::Count(story.ledger.run.n_events));
     for (name, value) in &process.environment {
         section = section.line(Mood::Note, format!("{name}={value}"));
     }
     let mut notes = Section::new("notes", "Messages of the recording");
-    for (time, note) in &story.ledger.notes {
+    for (time, note) in &story.ledger.health.notes {
         let time = gputrace_replay::trace::words::time(story.since_start(*time));
         notes = notes.line(Mood::Note, format!("{time}: {note}"));
     }
     let mut damage = Section::new("damage", "Losses and damage");
-    for (cause, events) in &story.ledger.lost {
+    for (cause, events) in &story.ledger.health.lost {
         damage = damage.line(Mood::Warning, format!("{events} events were lost: {cause}"));
     }
     for one in &story.damages {
@@ -324,7 +324,7 @@ fn trace(story: &Story, audit: BooksAudit) -> Part {
         damage =
             damage.line(Mood::Warning, "the trace has no end: its recorder was killed, or is still writing");
     }
-    if story.ledger.n_events == 0 {
+    if story.ledger.run.n_events == 0 {
         damage = damage.line(Mood::Warning, "the trace has no events: there is nothing to check");
     }
     if damage.items.is_empty() {

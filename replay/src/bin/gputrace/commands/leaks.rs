@@ -125,7 +125,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         }
         let mut sections = leaks.sections();
         if when != When::End {
-            let end = words::time(story.since_start(story.ledger.last));
+            let end = words::time(story.since_start(story.ledger.run.last));
             let line = format!("as if the program had ended then: the last included event is at {end}");
             sections.insert(0, Section::new("time", "Part of the trace").line(Mood::Note, line));
         }

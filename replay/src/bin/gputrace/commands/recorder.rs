@@ -93,7 +93,7 @@ type Failed = (i16, Bytes, Bytes, Bytes, String);
 fn is_news(oom: &Oom, story: &Story) -> bool {
     static ANSWERED: Mutex<Vec<Failed>> = Mutex::new(Vec::new());
     let ledger = &story.ledger;
-    let books = ledger.devices.get(&oom.device);
+    let books = ledger.devices().get(&oom.device);
     let torch = books.and_then(|books| books.torch.as_ref());
     let by_torch = torch.and_then(|torch| torch.ooms.last()).map(|it| (it.time, it.site));
     let refused = ledger.refusals.iter().rev().find(|it| it.is_final && it.device == oom.device);

@@ -47,7 +47,7 @@ use self::survey::{Survey, is_failed, plausible_bytes};
 use super::others::Bystanders;
 use super::{ImportError, LARGEST_SUM, LEFT, Trace};
 use crate::files;
-use crate::ledger::{Ledger, MemoryKind, Object, Step, Watch};
+use crate::ledger::{Fate, Ledger, MemoryKind, Object, Paging, Step, Watch};
 use crate::owners;
 use crate::words::time;
 use crate::{Definitions, Recording};
@@ -319,14 +319,9 @@ impl Importer<'_> {
             EventKind::BlockOom(oom) => self.block_oom(ledger, event, oom)?,
             EventKind::Wait(wait) => self.wait(ledger, event.thread, wait),
             EventKind::Lost(lost) => self.n_lost = self.n_lost.saturating_add(lost.events),
-            EventKind::Sample(_)
-            | EventKind::Mark(_)
-            | EventKind::Note(_)
-            | EventKind::NcclEnter(_)
-            | EventKind::NcclExit(_)
-            | EventKind::NcclTiming(_)
-            | EventKind::Pjrt(_)
-            | EventKind::PjrtExecutable(_) => {}
+            EventKind::Sample(_) | EventKind::Mark(_) | EventKind::Note(_) => {}
+            EventKind::NcclEnter(_) | EventKind::NcclExit(_) | EventKind::NcclTiming(_) => {}
+            EventKind::Pjrt(_) | EventKind::PjrtExecutable(_) => {}
         }
         Ok(())
     }
@@ -414,7 +409,7 @@ impl Importer<'_> {
                         device.block_freed(block.serial);
                     }
                 }
-                Step::StrangerFreed(stranger) => {
+                Step::Stranger(Fate::Freed, stranger) => {
                     if let Some(device) = self.device(stranger.device) {
                         device.was_there(stranger);
                         device.block_freed(stranger.serial);
@@ -530,11 +525,11 @@ impl Importer<'_> {
             match step {
                 Step::Gained(object) => self.gained((event, call), object)?,
                 Step::Lost(object) => self.lost((event, call), object),
-                Step::Grown(pages) if self.survey.torch.contains(&pages.device) => {
-                    self.grown(ledger, event, pages);
+                Step::Pages(Paging::Grown, pages) if self.survey.torch.contains(&pages.device) => {
+                    self.grown(event, pages);
                 }
-                Step::Shrunk(page, continues) if self.survey.torch.contains(&page.device) => {
-                    self.shrunk(ledger, (event, call), (page, *continues));
+                Step::Pages(Paging::Shrunk(continues), page) if self.survey.torch.contains(&page.device) => {
+                    self.shrunk(event, call, (page, *continues));
                 }
                 _ => {}
             }
@@ -744,7 +739,7 @@ fn asks_for_itself(definitions: &dyn Definitions, stack: TraceStackId, by_alloca
 fn completed(step: &Step) -> Option<(i16, u64)> {
     match step {
         Step::BlockDone(_, block) => Some((block.device, block.serial)),
-        Step::StrangerDone(stranger) => Some((stranger.device, stranger.serial)),
+        Step::Stranger(Fate::Done, stranger) => Some((stranger.device, stranger.serial)),
         _ => None,
     }
 }

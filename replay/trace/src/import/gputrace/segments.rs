@@ -4,7 +4,7 @@ use gputrace_schemas::event::{Call, Event};
 use gputrace_sim::ops::DriverCall;
 
 use super::Importer;
-use crate::ledger::{Ledger, Mapped, Object};
+use crate::ledger::{Mapped, Object};
 
 impl Importer<'_> {
     pub(super) fn segment_alloc(&mut self, event: &Event, call: &Call) {
@@ -37,8 +37,8 @@ impl Importer<'_> {
         }
     }
 
-    pub(super) fn grown(&mut self, ledger: &Ledger, event: &Event, pages: &Mapped) {
-        let Some((reserved, reservation)) = ledger.reservation(pages.addr) else { return };
+    pub(super) fn grown(&mut self, event: &Event, pages: &Mapped) {
+        let Some((reserved, reservation)) = pages.reservation else { return };
         let capture = self.thread(event.thread).capture;
         let Some(device) = self.device(pages.device) else { return };
         let index = device.segments.get(&reserved).map(|(_, index)| *index).unwrap_or_else(|| {
@@ -54,16 +54,11 @@ impl Importer<'_> {
         self.thread(event.thread).obtained.push((pages.device, index));
     }
 
-    pub(super) fn shrunk(
-        &mut self,
-        ledger: &Ledger,
-        (event, call): (&Event, &Call),
-        (page, continues): (&Mapped, bool),
-    ) {
+    pub(super) fn shrunk(&mut self, event: &Event, call: &Call, (page, continues): (&Mapped, bool)) {
         if !continues {
             self.gives_back(event.thread, page.device, call.in_allocate);
         }
-        let Some((reserved, _)) = ledger.reservation(page.addr) else { return };
+        let Some((reserved, _)) = page.reservation else { return };
         let Some(device) = self.device(page.device) else { return };
         let Some((_, index)) = device.segments.get(&reserved).copied() else { return };
         let last = device.builder.stream_mut().driver.last_mut();

@@ -131,7 +131,7 @@ fn deliver(from: &Receiver<Vec<Parcel>>) {
 }
 
 fn running(scene: &Scene) -> impl Iterator<Item = &Live> {
-    scene.lives().filter(|live| live.ledger.n_events > 0)
+    scene.lives().filter(|live| live.ledger.run.n_events > 0)
 }
 
 /// Labels of a process: names that all three understand.

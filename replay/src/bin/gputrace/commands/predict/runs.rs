@@ -122,7 +122,7 @@ fn wanted_memory(trace: &Path, status: ExitStatus) -> anyhow::Result<bool> {
     }
     let is_refused = || -> anyhow::Result<bool> {
         let story = Story::read(trace).with_context(read)?;
-        Ok(story.ledger.devices.values().any(|device| device.failed > 0))
+        Ok(story.ledger.devices().values().any(|device| device.failed > 0))
     };
     Ok(!status.success() && is_refused()?)
 }

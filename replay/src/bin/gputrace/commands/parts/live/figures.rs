@@ -303,7 +303,7 @@ pub(super) fn of(place: &Place, live: &Live, now: Nanos) -> ProcessFigures {
     let process = trace.process();
     // As NVML numbers it, where the recorder found that out: `nvml.process=WAY NUMBER`.
     let by_nvml =
-        ledger.notes.iter().rev().find_map(|(_, note)| {
+        ledger.health.notes.iter().rev().find_map(|(_, note)| {
             note.strip_prefix("nvml.process=")?.rsplit(' ').next()?.parse::<u32>().ok()
         });
     let state = match (live.has_ended(), place.is_written) {
@@ -339,13 +339,13 @@ pub(super) fn of(place: &Place, live: &Live, now: Nanos) -> ProcessFigures {
         },
         age_ns: live.age(now).map(|age| age.0).filter(|_| matches!(state, "running" | "suspended")),
         behind: live.is_behind,
-        events: ledger.n_events,
-        lost_events: ledger.lost.values().fold(0, |sum: u64, n| sum.saturating_add(*n)),
+        events: ledger.run.n_events,
+        lost_events: ledger.health.n_lost(),
         damage,
         surroundings: place::of(place.process, &process.environment),
         requests_per_s,
         requested_bytes_per_s,
-        host_bytes: ledger.host.now().bytes.0,
+        host_bytes: ledger.host().now().bytes.0,
         nccl: nccl(live, now),
         devices: devices(live, now),
     }
@@ -373,12 +373,12 @@ fn nccl(live: &Live, now: Nanos) -> NcclFigures {
 
 fn devices(live: &Live, now: Nanos) -> Vec<DeviceFigures> {
     let ledger = &live.ledger;
-    let mut ordinals: Vec<i16> = ledger.devices.keys().copied().filter(|device| *device != HOST).collect();
+    let mut ordinals: Vec<i16> = ledger.devices().keys().copied().filter(|device| *device != HOST).collect();
     ordinals.extend(live.trace().devices().iter().map(|device| device.ordinal));
     ordinals.sort_unstable();
     ordinals.dedup();
     let empty = DeviceBooks::default();
-    let of = |device: i16| (device, ledger.devices.get(&device).unwrap_or(&empty));
+    let of = |device: i16| (device, ledger.devices().get(&device).unwrap_or(&empty));
     let is_used = |books: &DeviceBooks, device: i16| {
         books.allocs > 0 || books.samples.newest().is_some() || ledger.torch(device).is_some()
     };

@@ -82,7 +82,7 @@ impl Live {
     /// The process has ended: its trace says so.
     pub(crate) fn has_ended(&self) -> bool {
         self.trace().is_complete()
-            && self.ledger.notes.iter().any(|(_, note)| note.starts_with("process.end="))
+            && self.ledger.health.notes.iter().any(|(_, note)| note.starts_with("process.end="))
     }
 
     /// Gives its memory back.
@@ -230,7 +230,7 @@ impl Growth {
             (None, None) => books.physical.now().bytes.0,
         };
         let before = self.held;
-        self.held = ledger.devices.iter().map(of).sum();
+        self.held = ledger.devices().iter().map(of).sum();
         let slot = event.time.0 / Growth::WHILE;
         match self.lows.back_mut() {
             Some(last) if last.0 >= slot => last.1 = last.1.min(self.held),
