@@ -22,7 +22,9 @@ const EXPANDABLE: &str = "expandable_segments:True";
 #[derive(Serialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub(super) struct Plan {
+    /// Of plans.
     limit_bytes: u64,
+    /// Of plans.
     device: u32,
     /// Of plans: index of the cheapest outcome that fits, or likely fits; null if none does.
     plan: Option<usize>,
@@ -46,6 +48,7 @@ pub(super) struct Planned {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(into = "&'static str")]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schemas", schemars(extend("enum" = ["nothing", "recomputation", "transfers", "more GPUs"])))]
 enum Rank {
     Nothing,
     Recomputes,

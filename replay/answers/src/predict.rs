@@ -103,7 +103,7 @@ impl Answer {
 #[derive(Clone, Serialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct OfProcess {
-    /// Of a job: its rank.
+    /// Of a job: the rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rank: Option<u32>,
     variables: Vec<String>,
@@ -116,11 +116,13 @@ pub struct OfProcess {
     pub fits: Vec<Fit>,
 }
 
-/// Of a job, for each rank with a trace of every run.
+/// What is predicted of each rank of a job.
 #[derive(Serialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub(super) struct OfJob {
+    /// Of a job: each rank with a trace of every run.
     pub(super) ranks: Vec<OfProcess>,
+    /// Of a job: which ranks lack a trace of which run.
     pub(super) missing_ranks: Vec<Missing>,
 }
 
@@ -189,6 +191,7 @@ pub(super) struct Outcome {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(into = "&'static str")]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schemas", schemars(extend("enum" = ["certain", "range", "bound", "guess"])))]
 pub(super) enum Sure {
     Certain,
     Range,

@@ -66,6 +66,7 @@ struct OfMoment {
     time_ns: u64,
     rows: BTreeMap<&'static str, i64>,
     total_bytes: i64,
+    #[cfg_attr(feature = "schemas", schemars(extend("enum" = ["nvml_process", "nvml_card", "handed_out"])))]
     figure: &'static str,
     sampled_ns: Option<u64>,
     is_sampled_then: bool,
