@@ -46,6 +46,10 @@ fn recorded() -> BTreeMap<String, Vec<Recorded>> {
     programs
 }
 
+fn answered(runs: &[Recorded], asked: &Asked) -> serde_json::Value {
+    serde_json::to_value(predict(runs, asked).expect("an answer").answer).expect("JSON")
+}
+
 #[test]
 fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_right() {
     let (programs, mut table) = (recorded(), String::new());
@@ -53,7 +57,7 @@ fn what_larger_runs_reserved_on_a_gpu_is_in_the_range_and_certain_answers_are_ri
     for line in truth.lines().filter(|line| !line.starts_with('#')) {
         let [program, at, reserved] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
         let asked = Asked { at: vec![values(at, ',')], ..Asked::default() };
-        let json = predict(&programs[program], &asked).expect("an answer").json;
+        let json = answered(&programs[program], &asked);
         let answer = &json["outcomes"][0];
         let bytes = |value: &serde_json::Value| value.as_f64().expect("bytes");
         let (truth, best) = (reserved.parse::<f64>().expect("bytes"), bytes(&answer["peak_reserved_bytes"]));
@@ -107,7 +111,7 @@ fn what_fits_is_out_of_order_as_on_the_gpu() {
     let machine = Machine { limit: Some(Bytes(1_235_222_528)), other: Some(Bytes(0)), ..Machine::default() };
     let asked =
         Asked { fit: Some("batch".into()), policies: vec!["torch".into()], machine, ..Asked::default() };
-    let fit = &predict(&recorded()["clean"], &asked).expect("an answer").json["fits"][0];
+    let fit = &answered(&recorded()["clean"], &asked)["fits"][0];
     assert_eq!((&fit["largest"], &fit["out_of_order"]), (&162.into(), &vec![166, 167, 168, 170].into()));
     assert_eq!(fit["certain"], false);
 }

@@ -1,8 +1,13 @@
-//! What `--json` writes is what `docs/schemas` says, for every verb that has it.
+//! What `--json` writes is what `docs/schemas` says, for every verb that has it. Schemas of answers that are structs are written from their types.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use gputrace_replay::answers::{Answers, budget, edits, predict, replay, tree, tune};
+use gputrace_replay::ranks::report::Ranks;
+use gputrace_replay::report::summary::Summary;
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 
 /// Verbs with what they need beside the trace.
@@ -36,6 +41,74 @@ const ASKED: [(&str, &[&str]); 21] = [
 /// What asks the machine, and takes no trace.
 const OF_THE_MACHINE: &str = "ps";
 
+/// Verbs whose answer is a struct, and its schema. Answers with sections (`report`, `stats`, `leaks`, `oom`, `diff`, `doctor`, `layers`, `who`) have
+/// the tables that the trace has something for: their schemas are written by hand.
+const TYPED: [(&str, Schema); 8] = [
+    ("ranks", of::<Ranks>),
+    ("summary", of::<Summary>),
+    ("tree", of::<tree::Answer>),
+    ("replay", of::<Answers<replay::Answer>>),
+    ("tune", of::<tune::Answer>),
+    ("whatif", of::<Answers<edits::Answer>>),
+    ("budget", of::<budget::Answer>),
+    ("predict", of::<predict::Answer>),
+];
+
+type Schema = fn(&str) -> Value;
+
+/// The schema of a verb's answer, from its type. `schema` itself is a tag, which `schemars` does not know.
+fn of<T: JsonSchema>(verb: &str) -> Value {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
+    plain(&mut schema);
+    schema["type"] = json!("object");
+    schema["title"] = json!(format!("gputrace {verb} --json"));
+    schema["properties"]["schema"] = json!({"const": format!("gputrace.{verb}/1")});
+    let required = schema["required"].as_array().cloned().unwrap_or_default().into_iter();
+    schema["required"] = required.filter(|name| name != "schema").chain([json!("schema")]).collect();
+    schema
+}
+
+/// In the words that these schemas have: no bounds of Rust's types, ranges as lists of a kind.
+fn plain(schema: &mut Value) {
+    if let Some(words) = schema.as_object_mut() {
+        let is_of_rust = |word: &str, says: &Value| match word {
+            "format" => says.is_string(),
+            "minimum" | "maximum" => says.is_number() && says != &json!(0),
+            "default" => says.is_null(),
+            _ => false,
+        };
+        words.retain(|word, says| !is_of_rust(word, says));
+        if let Some(Value::Array(all)) = words.remove("prefixItems") {
+            assert!(all.iter().all(|one| *one == all[0]), "{all:?}");
+            words.insert("items".into(), all[0].clone());
+        }
+        if let Some(all) = words.remove("oneOf") {
+            words.insert("anyOf".into(), all);
+        }
+        // Of keys that are numbers.
+        if let Some(Value::Object(of_keys)) = words.remove("patternProperties") {
+            words
+                .insert("additionalProperties".into(), of_keys.into_iter().next().expect("a kind of keys").1);
+        }
+        words.values_mut().for_each(plain);
+    }
+    schema.as_array_mut().into_iter().flatten().for_each(plain);
+}
+
+#[test]
+fn schemas_of_typed_answers_are_those_of_their_types() {
+    for (verb, schema) in TYPED {
+        let path = folder().join(format!("docs/schemas/{verb}.v1.json"));
+        let wanted = format!("{:#}\n", schema(verb));
+        if std::env::var_os("UPDATE_EXPECT").is_some() {
+            std::fs::write(&path, &wanted).expect("a file of the project");
+        }
+        let found = std::fs::read_to_string(&path).expect("a schema");
+        assert!(found == wanted, "{verb}: UPDATE_EXPECT=1 writes its schema from the type");
+    }
+}
+
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -62,9 +135,8 @@ fn faults(schema: &Value, root: &Value, value: &Value, at: &str) -> Vec<String> 
         found.extend(match keyword.as_str() {
             "$schema" | "$defs" | "title" | "description" => vec![],
             "$ref" => {
-                let name =
-                    says.as_str().and_then(|it| it.strip_prefix("#/$defs/")).expect("a local reference");
-                faults(&root["$defs"][name], root, value, at)
+                let place = says.as_str().and_then(|it| it.strip_prefix('#')).and_then(|it| root.pointer(it));
+                faults(place.expect("a local reference"), root, value, at)
             }
             "type" => {
                 let types = says.as_array().cloned().unwrap_or_else(|| vec![says.clone()]);

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::ops::OpStream;
 use gputrace_sim::predict::Forecast;
-use gputrace_sim::whatif::{Other, Question, Shares};
-use serde_json::{Value as Json, json};
+use gputrace_sim::whatif::{Other, Question};
+use serde::Serialize;
 
 use super::tune::recorded_peak;
-use super::whatif::Machine;
+use super::whatif::{Machine, Shares};
 use gputrace_report::model::{Ceiling, Chart, Mood, Point, Section};
 use gputrace_trace::words::short;
 
@@ -32,17 +32,24 @@ pub(super) struct Predicted {
 }
 
 /// The peak of reserved bytes, whether there is room for it or not.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub(super) struct Needed {
+    /// What it reserves if it fits, and if it does not, what it would reserve if it did: the curve.
+    #[serde(rename = "needed_reserved_bytes")]
     pub(super) best: u64,
-    /// At least and at most.
+    /// Of the same, at least and at most.
+    #[serde(rename = "needed_reserved_range")]
     pub(super) range: (u64, u64),
-    /// What there is room for.
+    /// The limit, or the device's memory, less what others hold of it; of the recorded card all; null if neither is known.
+    #[serde(rename = "room_bytes")]
     pub(super) room: Option<Room>,
 }
 
 /// Memory that an allocator may have.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(into = "u64")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub(super) struct Room {
     /// What ends it, for people, and the same in a word.
     pub(super) name: String,
@@ -64,13 +71,9 @@ impl Needed {
     }
 }
 
-impl Predicted {
-    /// What the chart shows, for programs.
-    pub(super) fn add_to(&self, json: &mut Json) {
-        let Needed { best, range, room } = &self.needed;
-        json["needed_reserved_bytes"] = (*best).into();
-        json["needed_reserved_range"] = json!([range.0, range.1]);
-        json["room_bytes"] = json!(room.as_ref().map(|room| room.bytes));
+impl From<Room> for u64 {
+    fn from(room: Room) -> u64 {
+        room.bytes
     }
 }
 
@@ -82,7 +85,7 @@ pub(super) fn unlimited(question: &Question) -> Question {
 impl Room {
     /// What is left of the machine that was asked about.
     pub(super) fn of(machine: Machine, shares: &Shares) -> Room {
-        let all = shares.limit;
+        let all = shares.limit_bytes;
         let is = |asked: Option<Bytes>| asked.is_some_and(|bytes| bytes.0 == all);
         let (name, word) = match () {
             () if is(machine.limit) => (format!("--limit {}", short(Bytes(all))), "--limit"),
@@ -91,7 +94,7 @@ impl Room {
             }
             () => (card(all), CARD),
         };
-        let held = shares.others.iter().flatten().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+        let held = shares.others.iter().flatten().fold(0, |sum: u64, held| sum.saturating_add(held.bytes));
         let less = match machine.other {
             _ if held == 0 => String::new(),
             Some(other) => format!(" less --other {}", short(other)),
@@ -133,11 +136,18 @@ impl Measured {
     }
 }
 
-/// What each device of a run reserved at most, for programs.
-pub(super) fn devices_json(streams: &[OpStream]) -> Json {
-    let device =
-        |stream: &OpStream| json!({"device": stream.device, "peak_reserved_bytes": recorded_peak(stream).0});
-    streams.iter().map(device).collect()
+/// What a device of a run reserved at most.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct OfDevice {
+    device: u32,
+    peak_reserved_bytes: u64,
+}
+
+impl OfDevice {
+    pub(super) fn of(stream: &OpStream) -> OfDevice {
+        OfDevice { device: stream.device, peak_reserved_bytes: recorded_peak(stream).0 }
+    }
 }
 
 /// Adds a chart for each range of one variable.

@@ -7,16 +7,17 @@ use gputrace_sim::bytes::iec;
 use gputrace_sim::cores::{both, on_all_cores};
 use gputrace_sim::edits::{Changes, Edits, End, Known, Phase, Program, Purpose, Sure, Understood, Unfit};
 use gputrace_sim::ops::{AllocId, OpStream};
-use gputrace_sim::simulator::Outcome;
+use gputrace_sim::simulator::Outcome as Replayed;
 use gputrace_sim::whatif::Laboratory;
 use gputrace_trace::import::Trace;
 use gputrace_trace::source::Source;
 use rustc_hash::FxHashMap;
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use super::Reply;
+use super::plans::{Plan, Planned};
 use super::reproduce::Lived;
-use super::whatif::{Bench, Machine, Totals, named};
+use super::whatif::{Bench, Figures, Machine, Totals, named};
 
 /// What the trace knows about each request of a stream: roles, and the parts of a training step.
 ///
@@ -116,19 +117,97 @@ pub(super) fn of_devices<T>(
 ///
 /// # Errors
 /// What cannot be answered, and why.
-pub fn whatif(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result<Reply, String> {
-    let (devices, refusals) = of_devices(trace, |stream| Device::of(source, stream, asked))?;
-    let outcomes: Vec<Json> = (devices.iter())
-        .flat_map(|(_, device)| device.answers.iter().map(|answer| device.json(answer)))
-        .collect();
+pub fn whatif(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result<Reply<Answer>, String> {
+    let (devices, refused) = of_devices(trace, |stream| Device::of(source, stream, asked))?;
     let sections = devices.iter().flat_map(|(_, device)| device.sections()).collect();
-    let json = json!({
-        "schema": "gputrace.whatif/1",
-        "trace": path,
-        "outcomes": outcomes,
-        "refused": refusals,
-    });
-    Ok(Reply { part: Part { title: path.to_owned(), sections, ..Part::default() }, json })
+    let outcomes = devices.into_iter().flat_map(|(_, device)| device.outcomes()).collect();
+    let answer = Answer { trace: path.to_owned(), plan: None, outcomes, refused };
+    Ok(Reply { part: Part { title: path.to_owned(), sections, ..Part::default() }, answer })
+}
+
+/// The same program under edits, or plans that fit a limit.
+#[derive(Serialize)]
+#[serde(tag = "schema", rename = "gputrace.whatif/1")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Answer {
+    pub(super) trace: String,
+    #[serde(flatten)]
+    pub(super) plan: Option<Plan>,
+    pub(super) outcomes: Vec<Outcome>,
+    /// Devices whose program cannot be edited, and why.
+    pub(super) refused: Vec<String>,
+}
+
+/// What became of an edited program under an allocator.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct Outcome {
+    pub(super) device: u32,
+    /// Each as it is given to `gputrace whatif`.
+    pub(super) edits: Vec<String>,
+    /// How sure the edits are: docs/WHATIF.md.
+    #[serde(with = "HowSure")]
+    pub(super) confidence: Sure,
+    #[serde(flatten)]
+    pub(super) answer: Answered,
+    /// The part of the forward pass's time that is repeated.
+    pub(super) recomputed_share: Option<f64>,
+    /// Bytes that go to the host and back in each step.
+    pub(super) moved_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub(super) edited: Option<Edited>,
+    #[serde(flatten)]
+    pub(super) planned: Option<Planned>,
+}
+
+/// How sure an edit is.
+#[derive(Serialize)]
+#[serde(remote = "Sure", rename_all = "lowercase")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+enum HowSure {
+    Certain,
+    Range,
+    Guess,
+}
+
+/// What edits change.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct Edited {
+    /// The program without edits, replayed under the recorded setting.
+    recorded: Peaks,
+    peak_in: PeakIn,
+    /// What is held at the two peaks.
+    at_peak: Vec<AtPeak>,
+    notes: Vec<Remark>,
+    /// Why no answer about this trace is better than a guess.
+    doubt: Option<String>,
+}
+
+/// The part of a training step in which most is requested.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct PeakIn {
+    recorded: &'static str,
+    edited: &'static str,
+}
+
+/// What is held for a purpose at the two peaks.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct AtPeak {
+    purpose: &'static str,
+    recorded_bytes: u64,
+    edited_bytes: u64,
+}
+
+/// How sure a part of an edit is, and why.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Remark {
+    #[serde(with = "HowSure")]
+    sure: Sure,
+    text: String,
 }
 
 /// The program with edits, and where the ends of what is not known differ also with the least and the most of it; the likeliest first.
@@ -154,44 +233,35 @@ struct Device {
 }
 
 /// The peaks of a replay.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 struct Peaks {
-    reserved: u64,
-    allocated: u64,
-    requested: u64,
+    peak_reserved_bytes: u64,
+    peak_allocated_bytes: u64,
+    peak_requested_bytes: u64,
 }
 
 impl Peaks {
-    fn of(outcome: &Outcome) -> Peaks {
+    fn of(outcome: &Replayed) -> Peaks {
         let books = &outcome.books;
         Peaks {
-            reserved: books.reserved.peak,
-            allocated: books.allocated.peak,
-            requested: books.requested.peak,
+            peak_reserved_bytes: books.reserved.peak,
+            peak_allocated_bytes: books.allocated.peak,
+            peak_requested_bytes: books.requested.peak,
         }
     }
 }
 
 /// The edited program under one allocator.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub(super) struct Answered {
-    policy: String,
-    /// Standard fields of a replay.
-    json: Json,
-    peaks: Peaks,
-    reserved: (u64, u64),
-    pub(super) fits: bool,
-    allocated: (u64, u64),
+    #[serde(flatten)]
+    pub(super) figures: Figures,
+    /// At least and at most.
+    peak_allocated_range: (u64, u64),
+    #[serde(skip)]
     remarks: Vec<(Mood, String)>,
-}
-
-impl Answered {
-    /// Standard fields of a replay, with the ranges.
-    pub(super) fn json(&self) -> Json {
-        let mut json = self.json.clone();
-        json["peak_reserved_range"] = json!([self.reserved.0, self.reserved.1]);
-        json["peak_allocated_range"] = json!([self.allocated.0, self.allocated.1]);
-        json
-    }
 }
 
 impl Device {
@@ -227,11 +297,13 @@ impl Device {
     fn sections(&self) -> Vec<Section> {
         let bytes = |bytes: u64| Value::Bytes(Bytes(bytes));
         let name = self.edits.join(" ");
-        let recorded = ("as recorded".to_owned(), self.recorded, None, "");
-        let edited = self.answers.iter().map(|answer| {
+        let Peaks { peak_reserved_bytes, peak_allocated_bytes, .. } = self.recorded;
+        let recorded = ("as recorded".to_owned(), (peak_reserved_bytes, peak_allocated_bytes), None, "");
+        let edited = self.answers.iter().map(|Answered { figures, .. }| {
             let what =
-                if self.answers.len() > 1 { format!("{name}, {}", answer.policy) } else { name.clone() };
-            (what, answer.peaks, Some(answer), self.sure.name())
+                if self.answers.len() > 1 { format!("{name}, {}", figures.named()) } else { name.clone() };
+            let peaks = (figures.peak_reserved_bytes, figures.peak_allocated_bytes);
+            (what, peaks, Some(figures.peak_reserved_range), self.sure.name())
         });
         let rows: Vec<_> = std::iter::once(recorded).chain(edited).collect();
         let table = Table::of(
@@ -239,14 +311,10 @@ impl Device {
             &rows,
             &[
                 ("what", "program", &|(what, ..)| Value::text(what.clone())),
-                ("peak_reserved_bytes", "reserved", &|(_, peaks, ..)| bytes(peaks.reserved)),
-                ("least_reserved_bytes", "at least", &|(_, _, answer, _)| {
-                    Value::bytes(answer.map(|it| it.reserved.0))
-                }),
-                ("most_reserved_bytes", "at most", &|(_, _, answer, _)| {
-                    Value::bytes(answer.map(|it| it.reserved.1))
-                }),
-                ("peak_allocated_bytes", "allocated", &|(_, peaks, ..)| bytes(peaks.allocated)),
+                ("peak_reserved_bytes", "reserved", &|(_, peaks, ..)| bytes(peaks.0)),
+                ("least_reserved_bytes", "at least", &|(_, _, range, _)| Value::bytes(range.map(|it| it.0))),
+                ("most_reserved_bytes", "at most", &|(_, _, range, _)| Value::bytes(range.map(|it| it.1))),
+                ("peak_allocated_bytes", "allocated", &|(_, peaks, ..)| bytes(peaks.1)),
                 ("sure", "sure", &|(.., sure)| Value::text(*sure)),
             ],
         );
@@ -285,7 +353,7 @@ impl Device {
 
     /// Whether it helps, and where the peak is.
     fn in_words(&self, answer: &Answered) -> (Mood, String) {
-        let (before, after) = (self.recorded.allocated, answer.peaks.allocated);
+        let (before, after) = (self.recorded.peak_allocated_bytes, answer.figures.peak_allocated_bytes);
         let (was, is) = self.changes.peak_in;
         let percent = |part: u64| format!("{:.1} %", 100.0 * part as f64 / before.max(1) as f64);
         let moved = if was == is {
@@ -309,27 +377,32 @@ impl Device {
         }
     }
 
-    fn json(&self, answer: &Answered) -> Json {
-        let mut json = answer.json();
-        let notes = self.changes.notes.iter().map(|(sure, text)| json!({"sure": sure.name(), "text": text}));
-        let at_peak = self.changes.at_peak.iter().map(|(purpose, before, after)| {
-            json!({"purpose": purpose, "recorded_bytes": before, "edited_bytes": after})
+    fn outcomes(self) -> Vec<Outcome> {
+        let Device { device, recorded, edits, changes, sure, doubt, answers } = self;
+        let Changes { notes, at_peak, peak_in, recomputed_share, moved_bytes, .. } = changes;
+        let at_peak = at_peak.into_iter().map(|(purpose, recorded_bytes, edited_bytes)| AtPeak {
+            purpose,
+            recorded_bytes,
+            edited_bytes,
         });
-        json["device"] = self.device.into();
-        json["edits"] = json!(self.edits);
-        json["confidence"] = self.sure.name().into();
-        json["recorded"] = json!({
-            "peak_reserved_bytes": self.recorded.reserved,
-            "peak_allocated_bytes": self.recorded.allocated,
-            "peak_requested_bytes": self.recorded.requested,
-        });
-        json["peak_in"] = json!({"recorded": self.changes.peak_in.0, "edited": self.changes.peak_in.1});
-        json["at_peak"] = at_peak.collect();
-        json["notes"] = notes.collect();
-        json["doubt"] = json!(self.doubt);
-        json["recomputed_share"] = json!(self.changes.recomputed_share);
-        json["moved_bytes"] = json!(self.changes.moved_bytes);
-        json
+        let edited = Edited {
+            recorded,
+            peak_in: PeakIn { recorded: peak_in.0, edited: peak_in.1 },
+            at_peak: at_peak.collect(),
+            notes: notes.into_iter().map(|(sure, text)| Remark { sure, text }).collect(),
+            doubt,
+        };
+        let outcome = |answer: Answered| Outcome {
+            device,
+            edits: edits.clone(),
+            confidence: sure,
+            answer,
+            recomputed_share,
+            moved_bytes,
+            edited: Some(edited.clone()),
+            planned: None,
+        };
+        answers.into_iter().map(outcome).collect()
     }
 }
 
@@ -345,39 +418,39 @@ pub(super) fn answered(
         stream: &edited[0].0,
         laboratory: Laboratory::of_prediction(&edited[0].0),
         self_check: bench.self_check.clone(),
-        reactions: vec![],
+        warnings: vec![],
         machine: bench.machine,
         totals: Totals::Reproduced,
     };
     let answer =
         best.laboratory.answer(&question).map_err(|error| format!("{}: {error}", named(&question)))?;
     let (mut reserved, peaks) = (answer.peak_reserved_range, Peaks::of(&answer.outcome));
-    let mut allocated = (peaks.allocated, peaks.allocated);
+    let mut allocated = (peaks.peak_allocated_bytes, peaks.peak_allocated_bytes);
     for (stream, _) in edited[1..].iter().filter(|_| sure != Sure::Certain) {
         let other = Laboratory::of_prediction(stream).guess(&question).map_err(|error| error.to_string())?;
         let other = Peaks::of(&other);
-        reserved = (reserved.0.min(other.reserved), reserved.1.max(other.reserved));
-        allocated = (allocated.0.min(other.allocated), allocated.1.max(other.allocated));
+        reserved = with(reserved, other.peak_reserved_bytes);
+        allocated = with(allocated, other.peak_allocated_bytes);
     }
     // Where as much is in use as before, as much may be reserved as before: how free memory is cut up depends on small tensors.
     if sure != Sure::Certain {
         let before = bench.laboratory.guess(&question).map_err(|error| error.to_string())?;
-        let before = Peaks::of(&before);
-        if before.allocated.abs_diff(peaks.allocated) as f64 <= AS_MUCH * before.allocated as f64 {
-            reserved = (reserved.0.min(before.reserved), reserved.1.max(before.reserved));
+        let (before, now) = (Peaks::of(&before), peaks.peak_allocated_bytes);
+        let allocated = before.peak_allocated_bytes;
+        if allocated.abs_diff(now) as f64 <= AS_MUCH * allocated as f64 {
+            reserved = with(reserved, before.peak_reserved_bytes);
         }
     }
     let margins = edited[0].1.margins(sure);
     let simulated = best.simulated(question, answer);
-    Ok(Answered {
-        policy: named(&simulated.question),
-        fits: simulated.fits(),
-        json: simulated.json(),
-        peaks,
-        reserved: scaled(reserved, margins.reserved),
-        allocated: scaled(allocated, margins.allocated),
-        remarks: simulated.remarks(),
-    })
+    let remarks = simulated.remarks();
+    let mut figures = simulated.figures;
+    figures.peak_reserved_range = scaled(reserved, margins.reserved);
+    Ok(Answered { figures, peak_allocated_range: scaled(allocated, margins.allocated), remarks })
+}
+
+fn with((low, high): (u64, u64), other: u64) -> (u64, u64) {
+    (low.min(other), high.max(other))
 }
 
 fn scaled((low, high): (u64, u64), by: f64) -> (u64, u64) {

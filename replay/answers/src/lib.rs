@@ -29,11 +29,39 @@ pub mod whatif;
 pub mod who;
 
 use gputrace_report::model::Part;
+use serde::Serialize;
 
 /// What a verb says about a trace whose JSON has a shape of its own.
-pub struct Reply {
+pub struct Reply<T> {
     /// For people.
     pub part: Part,
     /// For programs.
-    pub json: serde_json::Value,
+    pub answer: T,
+}
+
+/// What a verb says about one trace, or about each of several.
+#[derive(Serialize)]
+#[serde(untagged)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub enum Answers<T> {
+    /// Of one.
+    One(T),
+    /// Of each.
+    All {
+        /// Names the schema.
+        schema: &'static str,
+        /// In the order in which they were given.
+        traces: Vec<T>,
+    },
+}
+
+impl<T> Answers<T> {
+    /// The answers that there are, of so many traces that were asked about.
+    #[must_use]
+    pub fn of(mut traces: Vec<T>, n_asked: usize, schema: &'static str) -> Answers<T> {
+        match traces.pop() {
+            Some(one) if n_asked == 1 => Answers::One(one),
+            last => Answers::All { schema, traces: traces.into_iter().chain(last).collect() },
+        }
+    }
 }

@@ -10,16 +10,45 @@ use gputrace_sim::policies::torch;
 use gputrace_sim::whatif::{Laboratory, Question};
 use gputrace_trace::import::Trace;
 use gputrace_trace::source::Source;
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use super::Reply;
-use super::edits::{Answered, Asked, answered, edited, understood};
+use super::edits::{Answer, Asked, Outcome, answered, edited, understood};
 use super::whatif::Bench;
 
 const EXPANDABLE: &str = "expandable_segments:True";
 
+/// The plan that was found.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct Plan {
+    /// Of plans.
+    limit_bytes: u64,
+    /// Of plans.
+    device: u32,
+    /// Of plans: index of the cheapest outcome that fits, or likely fits; null if none does.
+    plan: Option<usize>,
+}
+
+/// What is said of an outcome that may be a plan.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct Planned {
+    /// Of a plan.
+    cost: String,
+    /// Of a plan: what kind of cost.
+    costs: Rank,
+    /// Of a plan: it fits with everything unknown against it.
+    fits_at_worst: bool,
+    /// Of a plan: reserved bytes without a limit.
+    needed_bytes: u64,
+}
+
 /// What a plan costs. None of them changes what is computed.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(into = "&'static str")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schemas", schemars(extend("enum" = ["nothing", "recomputation", "transfers", "more GPUs"])))]
 enum Rank {
     Nothing,
     Recomputes,
@@ -27,9 +56,9 @@ enum Rank {
     MoreGpus,
 }
 
-impl Rank {
-    fn name(self) -> &'static str {
-        match self {
+impl From<Rank> for &'static str {
+    fn from(rank: Rank) -> &'static str {
+        match rank {
             Rank::Nothing => "nothing",
             Rank::Recomputes => "recomputation",
             Rank::Moves => "transfers",
@@ -40,45 +69,28 @@ impl Rank {
 
 /// What became of one.
 struct Tried {
-    name: Vec<String>,
-    options: String,
-    cost: String,
-    rank: Rank,
-    sure: Sure,
-    answer: Answered,
-    /// Bytes that are reserved where nothing limits them.
-    needs: u64,
-    fits_at_worst: bool,
-    recomputed_share: Option<f64>,
-    moved_bytes: Option<u64>,
+    outcome: Outcome,
+    planned: Planned,
 }
 
 impl Tried {
+    fn is_likely(&self) -> bool {
+        self.outcome.answer.figures.fits
+    }
+
     fn fits(&self) -> &'static str {
-        match (self.answer.fits, self.fits_at_worst) {
+        match (self.is_likely(), self.planned.fits_at_worst) {
             (true, true) => "yes",
             (true, false) => "likely",
             (false, _) => "no",
         }
     }
 
-    fn json(&self) -> Json {
-        let mut json = self.answer.json();
-        json["edits"] = json!(self.name);
-        json["confidence"] = self.sure.name().into();
-        json["cost"] = self.cost.clone().into();
-        json["recomputed_share"] = json!(self.recomputed_share);
-        json["moved_bytes"] = json!(self.moved_bytes);
-        json["costs"] = self.rank.name().into();
-        json["fits_at_worst"] = self.fits_at_worst.into();
-        json["needed_bytes"] = self.needs.into();
-        json
-    }
-
     /// As it would be asked for.
     fn in_words(&self) -> String {
-        let edits = if self.name.is_empty() { "as recorded".to_owned() } else { self.name.join(" ") };
-        match &*self.options {
+        let Outcome { edits, answer, .. } = &self.outcome;
+        let edits = if edits.is_empty() { "as recorded".to_owned() } else { edits.join(" ") };
+        match &*answer.figures.options {
             "" => edits,
             options => format!("{edits}, PYTORCH_CUDA_ALLOC_CONF={options}"),
         }
@@ -89,19 +101,19 @@ impl Tried {
 ///
 /// # Errors
 /// What cannot be answered, and why.
-pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result<Reply, String> {
+pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result<Reply<Answer>, String> {
     let limit = asked.machine.limit.ok_or("--plan needs --limit")?.0;
     let largest =
         trace.devices.iter().filter(|stream| stream.settings.is_torch()).max_by_key(|it| it.n_requests());
     let stream = largest.ok_or("it has no requests of PyTorch's allocator")?;
     let tried = tried(source, stream, asked).map_err(|why| format!("cuda:{}: {why}", stream.device))?;
-    let first = tried.iter().position(|it| it.fits_at_worst);
-    let likely = tried.iter().position(|it| it.answer.fits);
+    let first = tried.iter().position(|it| it.planned.fits_at_worst);
+    let likely = tried.iter().position(Tried::is_likely);
     // Of those that cost as much or more, only what needs less is worth a row.
     let mut least = u64::MAX;
     let frontier = tried.iter().filter(|it| {
-        let is_less = it.needs < least;
-        least = least.min(it.needs);
+        let is_less = it.planned.needed_bytes < least;
+        least = least.min(it.planned.needed_bytes);
         is_less
     });
     let table = Table::of(
@@ -109,9 +121,9 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
         frontier,
         &[
             ("program", "program", &|it| Value::text(it.in_words())),
-            ("needed_bytes", "needs", &|it| Value::Bytes(Bytes(it.needs))),
+            ("needed_bytes", "needs", &|it| Value::Bytes(Bytes(it.planned.needed_bytes))),
             ("fits", "fits", &|it| Value::text(it.fits())),
-            ("cost", "cost", &|it| Value::text(it.cost.clone())),
+            ("cost", "cost", &|it| Value::text(it.planned.cost.clone())),
         ],
     );
     let title = format!("What makes cuda:{} fit {}, cheapest first", stream.device, iec(limit));
@@ -138,22 +150,12 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
         Mood::Note,
         "contexts, code and libraries share the limit, as recorded (--other sets another amount); the needed amounts do not include them",
     );
-    let outcomes = tried.iter().map(|it| {
-        let mut json = it.json();
-        json["device"] = stream.device.into();
-        json
-    });
-    let outcomes: Vec<Json> = outcomes.collect();
-    let json = json!({
-        "schema": "gputrace.whatif/1",
-        "trace": path,
-        "limit_bytes": limit,
-        "device": stream.device,
-        "plan": first.or(likely),
-        "outcomes": outcomes,
-        "refused": [],
-    });
-    Ok(Reply { part: Part { title: path.to_owned(), sections: vec![section], ..Part::default() }, json })
+    let plan = Plan { limit_bytes: limit, device: stream.device, plan: first.or(likely) };
+    let outcomes =
+        tried.into_iter().map(|Tried { outcome, planned }| Outcome { planned: Some(planned), ..outcome });
+    let answer =
+        Answer { trace: path.to_owned(), plan: Some(plan), outcomes: outcomes.collect(), refused: vec![] };
+    Ok(Reply { part: Part { title: path.to_owned(), sections: vec![section], ..Part::default() }, answer })
 }
 
 /// The recorded options of the allocator, and the same with expandable segments.
@@ -234,13 +236,13 @@ fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>
         if let Some(Layout::Fsdp(n)) = edits.layout {
             costs.push(format!("{n} GPUs"));
         }
-        let cost = if costs.is_empty() { rank.name().to_owned() } else { costs.join(", ") };
+        let cost = if costs.is_empty() { <&str>::from(*rank).to_owned() } else { costs.join(", ") };
         let name = edits.spelled();
         let of_setting = |options: &String| {
             let answer = answered(&bench, &edited, (torch::NAME, options), sure).ok()?;
             let question = bench.question(torch::NAME, options);
             let free = Question { limit: None, device_memory: None, ..question.clone() };
-            let needs = Laboratory::of_prediction(&edited[0].0).guess(&free).ok()?.books.reserved.peak;
+            let needed_bytes = Laboratory::of_prediction(&edited[0].0).guess(&free).ok()?.books.reserved.peak;
             // With as much less as is allocated may be off: under a limit, free memory is cut up as it has to be. And with the most of what is
             // not known.
             let margin = changes.margins(sure).allocated;
@@ -248,24 +250,24 @@ fn tried(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Vec<Tried>
             let tight = Question { limit: least, ..question };
             let fits =
                 |stream: &OpStream| Laboratory::of_prediction(stream).guess(&tight).is_ok_and(|it| it.fits());
-            let fits_at_worst = answer.fits && edited.iter().all(|(stream, _)| fits(stream));
-            Some(Tried {
-                name: name.clone(),
-                options: options.clone(),
-                cost: cost.clone(),
-                rank: *rank,
-                sure,
+            let fits_at_worst = answer.figures.fits && edited.iter().all(|(stream, _)| fits(stream));
+            let outcome = Outcome {
+                device: stream.device,
+                edits: name.clone(),
+                confidence: sure,
                 answer,
-                needs,
-                fits_at_worst,
                 recomputed_share: changes.recomputed_share,
                 moved_bytes: changes.moved_bytes,
-            })
+                edited: None,
+                planned: None,
+            };
+            let planned = Planned { cost: cost.clone(), costs: *rank, fits_at_worst, needed_bytes };
+            Some(Tried { outcome, planned })
         };
         Some(settings.iter().filter_map(of_setting).collect::<Vec<Tried>>())
     });
     let mut found: Vec<Tried> = found.into_iter().flatten().collect();
     // Of one cost, the setting that was recorded comes before another.
-    found.sort_by_key(|it| it.rank);
+    found.sort_by_key(|it| it.planned.costs);
     Ok(found)
 }

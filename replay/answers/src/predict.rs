@@ -1,26 +1,26 @@
 //! `gputrace predict`: what a program would need at another batch, length or size, from runs at some.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::bytes::iec;
-use gputrace_sim::ops::{Frame, History, OpStream};
+use gputrace_sim::ops::{History, OpStream};
 use gputrace_sim::predict::law::{Powers, Standing};
-use gputrace_sim::predict::{
-    Forecast, Known, Model, Open, Prediction, Run, Share, Threads, Why, largest as largest_of,
-};
+use gputrace_sim::predict::{Model, Open, Prediction, Run, Share, Threads, Why, largest as largest_of};
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use super::Reply;
 use super::checked::Checked;
 use super::curve::{self, Measured, Needed, Predicted, Room};
-use super::whatif::{Bench, Machine, Simulated, Totals, named, self_check_json, warnings_json};
+use super::whatif::{Bench, CallSite, Machine, SelfCheck, Simulated, Totals, Warning, named};
 use gputrace_report::model::{Mood, Part, Section, Table, Value};
 use gputrace_trace::import::Trace;
 use gputrace_trace::words::{count, release};
 
 mod fit;
+
+pub use fit::Fit;
 
 /// Rows of what grows with what, call sites of each, and lines of what is not known.
 const MOST_SHARES: usize = 8;
@@ -78,11 +78,183 @@ pub struct Asked {
     pub checked: Option<Checked>,
 }
 
+/// What a larger run needs, and the largest that fits. Of a job: of the rank that needs most, with what all ranks come to.
+#[derive(Serialize)]
+#[serde(tag = "schema", rename = "gputrace.predict/1")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Answer {
+    /// What is predicted of a process.
+    #[serde(flatten)]
+    pub process: OfProcess,
+    /// Of a job.
+    #[serde(flatten)]
+    pub(super) job: Option<OfJob>,
+}
+
+impl Answer {
+    /// What is predicted of a process that is not part of a job.
+    #[must_use]
+    pub fn of_process(Reply { part, answer: process }: Reply<OfProcess>) -> Reply<Answer> {
+        Reply { part, answer: Answer { process, job: None } }
+    }
+}
+
+/// What is predicted of a process.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct OfProcess {
+    /// Of a job: the rank.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rank: Option<u32>,
+    variables: Vec<String>,
+    runs: Vec<OfRun>,
+    /// The run that is continued.
+    pub base: String,
+    /// Predictions for `--at`, one per setting.
+    pub(super) outcomes: Vec<Outcome>,
+    /// Results of `--fit`, one per setting.
+    pub fits: Vec<Fit>,
+}
+
+/// What is predicted of each rank of a job.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct OfJob {
+    /// Of a job: each rank with a trace of every run.
+    pub(super) ranks: Vec<OfProcess>,
+    /// Of a job: which ranks lack a trace of which run.
+    pub(super) missing_ranks: Vec<Missing>,
+}
+
+/// Ranks without a trace of a run.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct Missing {
+    pub(super) run: String,
+    pub(super) ranks: Vec<u32>,
+}
+
+/// A run that was recorded.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct OfRun {
+    trace: String,
+    values: BTreeMap<String, u64>,
+    /// What each device of the run had reserved at most, as recorded.
+    devices: Vec<curve::OfDevice>,
+}
+
+/// What becomes of the program at a point under an allocator.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct Outcome {
+    /// Of a job: the rank that needs most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rank: Option<u32>,
+    device: u32,
+    pub(super) values: BTreeMap<String, u64>,
+    #[serde(skip)]
+    at: Vec<u64>,
+    #[serde(flatten)]
+    pub(super) simulated: Simulated,
+    #[serde(skip)]
+    remarks: Vec<(Mood, String)>,
+    pub(super) certain: bool,
+    pub(super) sure: Sure,
+    #[serde(flatten)]
+    pub(super) needed: Needed,
+    /// The range without the doubts that make it wider.
+    peak_reserved_replays: (u64, u64),
+    pub(super) peak_allocated_range: (u64, u64),
+    pub(super) fits_at_best: bool,
+    pub(super) fits_at_worst: bool,
+    recorded_device_is_too_small: bool,
+    /// More than the memory of the card on which it was recorded.
+    #[serde(skip)]
+    too_large_for: Option<u64>,
+    /// The runs decide it, to within 1 %.
+    #[serde(skip)]
+    is_decided: bool,
+    #[serde(skip)]
+    may_choose: bool,
+    pub(super) reasons: Vec<String>,
+    /// What would narrow a range that is more than twice as high as low.
+    too_wide: Option<String>,
+    open: Vec<Unknown>,
+    grows: Vec<Grows>,
+    requests: Requests,
+    warnings: Vec<Warning>,
+    self_check: SelfCheck,
+}
+
+/// How sure an answer is, in a word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(into = "&'static str")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schemas", schemars(extend("enum" = ["certain", "range", "bound", "guess"])))]
+pub(super) enum Sure {
+    Certain,
+    Range,
+    Bound,
+    Guess,
+}
+
+impl From<Sure> for &'static str {
+    fn from(sure: Sure) -> &'static str {
+        match sure {
+            Sure::Certain => "certain",
+            Sure::Range => "range",
+            Sure::Bound => "bound",
+            Sure::Guess => "guess",
+        }
+    }
+}
+
+/// A part of what is not known.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Unknown {
+    kind: &'static str,
+    text: String,
+    n_requests: usize,
+    bytes_range: (u64, u64),
+    call_site: Option<CallSite>,
+}
+
+/// What of the memory at the peak grows with what.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Grows {
+    per: String,
+    unit_bytes: Option<f64>,
+    bytes: u64,
+    sites: Vec<Site>,
+}
+
+/// The part of a call site.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Site {
+    call_site: Option<CallSite>,
+    unit_bytes: f64,
+    bytes: u64,
+    number: u64,
+}
+
+/// Requests of the run that is continued, and how many were found in others.
+#[derive(Clone, Copy, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Requests {
+    base: usize,
+    in_every_run: usize,
+    only_in_others: usize,
+}
+
 /// Predicts what a program requests, device by device, and what becomes of it.
 ///
 /// # Errors
 /// What cannot be predicted, and why.
-pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
+pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply<OfProcess>, String> {
     let names = names(recorded)?;
     let points = recorded.iter().map(|run| ordered(&names, &run.values, None, &run.path));
     let points = points.collect::<Result<Vec<_>, _>>()?;
@@ -116,31 +288,25 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply, String> {
         let targets = targets(&names, &asked.at, &model)?;
         let settings = oracle.settings(&asked.policies);
         if let Some(variable) = &asked.fit {
-            let (section, json) = oracle.fit(variable, &targets, &settings, asked)?;
+            let (section, found) = oracle.fit(variable, &targets, &settings, asked)?;
             sections.push(section);
-            fits.extend(json);
+            fits.extend(found);
         }
         if !asked.at.is_empty() {
             let answers = oracle.answers(&targets, &settings)?;
-            outcomes.extend(answers.iter().map(|answer| oracle.json(answer)));
             sections.extend(oracle.sections(&answers));
+            outcomes.extend(answers);
         }
     }
-    let base = &recorded[base.ok_or("they hold no device memory")?];
-    let run = |run: &Recorded| {
-        let devices = curve::devices_json(&run.trace.devices);
-        json!({"trace": run.path, "values": values_json(&run.values), "devices": devices})
-    };
-    let json = json!({
-        "schema": "gputrace.predict/1",
-        "variables": names,
-        "runs": recorded.iter().map(run).collect::<Vec<_>>(),
-        "base": base.path,
-        "outcomes": outcomes,
-        "fits": fits,
+    let base = recorded[base.ok_or("they hold no device memory")?].path.clone();
+    let title = format!("{base}, continued");
+    let runs = recorded.iter().map(|run| OfRun {
+        trace: run.path.clone(),
+        values: run.values.iter().cloned().collect(),
+        devices: run.trace.devices.iter().map(curve::OfDevice::of).collect(),
     });
-    let title = format!("{}, continued", base.path);
-    Ok(Reply { part: Part { title, sections, ..Part::default() }, json })
+    let answer = OfProcess { rank: None, variables: names, runs: runs.collect(), base, outcomes, fits };
+    Ok(Reply { part: Part { title, sections, ..Part::default() }, answer })
 }
 
 /// All variables, each with a value in every run.
@@ -285,7 +451,7 @@ fn reasons(recorded: &[Recorded], streams: &[&OpStream], bench: &Bench) -> Vec<S
     if streams.iter().any(|stream| stream.history == History::StartsLate) {
         doubts.push("recording began when memory was already in use".into());
     }
-    doubts.extend(bench.reactions.iter().map(|reaction| reaction.text()));
+    doubts.extend(bench.warnings.iter().map(|warning| warning.text.clone()));
     doubts
 }
 
@@ -296,22 +462,6 @@ struct Oracle<'a> {
     bench: &'a Bench<'a>,
     measured: Vec<Measured>,
     doubts: Doubts,
-}
-
-/// What becomes of the program at a point under an allocator.
-struct Answered {
-    known: Arc<Known>,
-    simulated: Simulated,
-    forecast: Forecast,
-    /// It needs more than the card on which it was recorded has.
-    too_large_for: Option<u64>,
-    needed: Needed,
-}
-
-impl Answered {
-    fn is_certain(&self, doubts: &Doubts) -> bool {
-        self.forecast.is_sure && doubts.reasons.is_empty()
-    }
 }
 
 /// A range that is as much wider as there is reason to doubt it.
@@ -336,7 +486,7 @@ impl Oracle<'_> {
         if policies.is_empty() { vec![recorded] } else { policies.iter().map(split).collect() }
     }
 
-    fn answers(&self, targets: &[Vec<u64>], settings: &[Setting]) -> Result<Vec<Answered>, String> {
+    fn answers(&self, targets: &[Vec<u64>], settings: &[Setting]) -> Result<Vec<Outcome>, String> {
         let mut answers = vec![];
         for at in targets {
             let prediction = self.model.predict(at).map_err(|why| why.to_string())?;
@@ -347,7 +497,7 @@ impl Oracle<'_> {
         Ok(answers)
     }
 
-    fn answer(&self, prediction: &Prediction, setting: &Setting) -> Result<Answered, String> {
+    fn answer(&self, prediction: &Prediction, setting: &Setting) -> Result<Outcome, String> {
         let mut question = self.bench.question(&setting.0, &setting.1);
         let forecast = |question: &Question| {
             prediction.forecast(question).map_err(|error| format!("{}: {error}", named(question)))
@@ -369,15 +519,51 @@ impl Oracle<'_> {
             stream: &prediction.best,
             laboratory,
             self_check: self.bench.self_check.clone(),
-            reactions: vec![],
+            warnings: vec![],
             machine,
             totals: Totals::Reproduced,
         };
-        let simulated = bench.simulated(question, found.answer.clone());
-        let room = simulated.shares.as_ref().map(|shares| Room::of(machine, shares));
+        let mut simulated = bench.simulated(question, found.answer.clone());
+        let room = simulated.figures.shares.as_ref().map(|shares| Room::of(machine, shares));
         let room = room.or(card.map(Room::recorded));
-        let needed = Needed::of(&found, unlimited.as_ref(), room);
-        Ok(Answered { known: prediction.known.clone(), simulated, forecast: found, too_large_for, needed })
+        let mut needed = Needed::of(&found, unlimited.as_ref(), room);
+        needed.range = doubted(needed.range, &self.doubts);
+        let (known, remarks) = (&prediction.known, simulated.remarks());
+        let certain = found.is_sure && self.doubts.reasons.is_empty();
+        let sure = self.sure(certain, simulated.confidence);
+        let (low, high) = found.reserved;
+        if simulated.confidence == Confidence::Exact && !(certain && low == high) {
+            simulated.confidence = Confidence::Interval;
+        }
+        simulated.figures.peak_reserved_range = doubted((low, high), &self.doubts);
+        let may_choose = known.may_choose.then(|| MAY_CHOOSE.to_owned());
+        let (n_matched, n) = self.model.n_matched();
+        Ok(Outcome {
+            rank: None,
+            device: self.bench.stream.device,
+            values: self.names.iter().cloned().zip(known.at.iter().copied()).collect(),
+            at: known.at.clone(),
+            remarks,
+            certain,
+            sure,
+            needed,
+            peak_reserved_replays: found.replayed,
+            peak_allocated_range: doubted(found.allocated, &self.doubts),
+            fits_at_best: found.fits.0,
+            fits_at_worst: found.fits.1,
+            recorded_device_is_too_small: too_large_for.is_some(),
+            too_large_for,
+            is_decided: found.is_sure,
+            may_choose: known.may_choose,
+            reasons: self.doubts.reasons.iter().cloned().chain(may_choose).collect(),
+            too_wide: self.too_wide(simulated.figures.peak_reserved_range, &known.at),
+            open: known.open.iter().map(|open| self.open(open)).collect(),
+            grows: known.shares.iter().map(|share| self.grows(share)).collect(),
+            requests: Requests { base: n, in_every_run: n_matched, only_in_others: self.model.n_left_out() },
+            warnings: self.bench.warnings.clone(),
+            self_check: SelfCheck::of(&self.bench.self_check),
+            simulated,
+        })
     }
 
     fn values(&self, at: &[u64]) -> String {
@@ -385,58 +571,49 @@ impl Oracle<'_> {
         values.collect::<Vec<_>>().join(",")
     }
 
-    fn reserved(&self, answer: &Answered) -> (u64, u64) {
-        doubted(answer.forecast.reserved, &self.doubts)
-    }
-
-    fn predicted(&self, answer: &Answered) -> Predicted {
-        let Needed { best, range, room } = answer.needed.clone();
-        Predicted {
-            at: answer.known.at.clone(),
-            policy: named(&answer.simulated.question),
-            needed: Needed { best, range: doubted(range, &self.doubts), room },
-            is_certain: self.sure(answer) == "certain",
+    fn sure(&self, is_certain: bool, confidence: Confidence) -> Sure {
+        match (is_certain, confidence) {
+            _ if self.doubts.is_guess => Sure::Guess,
+            (_, Confidence::Guess) => Sure::Guess,
+            (_, Confidence::Bound) => Sure::Bound,
+            (true, _) => Sure::Certain,
+            (false, _) => Sure::Range,
         }
     }
 
-    /// How sure an answer is, in a word.
-    fn sure(&self, answer: &Answered) -> &'static str {
-        match (answer.is_certain(&self.doubts), answer.simulated.answer.confidence) {
-            _ if self.doubts.is_guess => "guess",
-            (_, Confidence::Guess) => "guess",
-            (_, Confidence::Bound) => "bound",
-            (true, _) => "certain",
-            (false, _) => "range",
-        }
-    }
-
-    fn sections(&self, answers: &[Answered]) -> Vec<Section> {
+    fn sections(&self, answers: &[Outcome]) -> Vec<Section> {
         let mut sections = vec![self.outcomes(answers)];
         let first = answers.first();
-        sections.extend(first.map(|answer| self.grows(&answer.known)));
-        sections.extend(first.and_then(|answer| self.unknown(answer)));
+        sections.extend(first.map(|answer| self.grown(answer)));
+        sections.extend(first.and_then(unknown));
         sections
     }
 
-    fn outcomes(&self, answers: &[Answered]) -> Section {
+    fn outcomes(&self, answers: &[Outcome]) -> Section {
         let bytes = |bytes: u64| Value::Bytes(Bytes(bytes));
         let table = Table::of(
             "outcomes",
             answers,
             &[
-                ("at", "at", &|it| Value::text(self.values(&it.known.at))),
-                ("peak_reserved_bytes", "reserved", &|it| bytes(it.simulated.peak_reserved())),
-                ("least_reserved_bytes", "at least", &|it| bytes(self.reserved(it).0)),
-                ("most_reserved_bytes", "at most", &|it| bytes(self.reserved(it).1)),
-                ("peak_allocated_bytes", "allocated", &|it| bytes(it.simulated.peak_allocated())),
-                ("sure", "sure", &|it| Value::text(self.sure(it))),
-                ("policy", "policy", &|it| Value::text(named(&it.simulated.question))),
+                ("at", "at", &|it| Value::text(self.values(&it.at))),
+                ("peak_reserved_bytes", "reserved", &|it| bytes(it.simulated.figures.peak_reserved_bytes)),
+                ("least_reserved_bytes", "at least", &|it| bytes(it.simulated.figures.peak_reserved_range.0)),
+                ("most_reserved_bytes", "at most", &|it| bytes(it.simulated.figures.peak_reserved_range.1)),
+                ("peak_allocated_bytes", "allocated", &|it| bytes(it.simulated.figures.peak_allocated_bytes)),
+                ("sure", "sure", &|it| Value::text(<&str>::from(it.sure))),
+                ("policy", "policy", &|it| Value::text(it.simulated.figures.named())),
             ],
         );
         let device = self.bench.stream.device;
         let (n_matched, n) = self.model.n_matched();
         let base = self.values(&self.model.base().at);
-        let predicted: Vec<Predicted> = answers.iter().map(|answer| self.predicted(answer)).collect();
+        let predicted = answers.iter().map(|answer| Predicted {
+            at: answer.at.clone(),
+            policy: answer.simulated.figures.named(),
+            needed: answer.needed.clone(),
+            is_certain: answer.sure == Sure::Certain,
+        });
+        let predicted: Vec<Predicted> = predicted.collect();
         let section = Section::new("predict", format!("Predicted memory on cuda:{device}")).table(table);
         let mut section = curve::drawn(section, self.names, &predicted, &self.measured).remark(
             "n_matched",
@@ -448,11 +625,11 @@ impl Oracle<'_> {
             let name = match answers.len() {
                 1 => String::new(),
                 _ => {
-                    format!("{}, {}: ", self.values(&answer.known.at), named(&answer.simulated.question))
+                    format!("{}, {}: ", self.values(&answer.at), answer.simulated.figures.named())
                 }
             };
-            for (mood, text) in answer.simulated.remarks() {
-                section = section.line(mood, format!("{name}{text}"));
+            for (mood, text) in &answer.remarks {
+                section = section.line(*mood, format!("{name}{text}"));
             }
             if let Some(memory) = answer.too_large_for {
                 let text = format!("{name}more than the {} of the card it was recorded on", iec(memory));
@@ -462,24 +639,33 @@ impl Oracle<'_> {
         section.warn(self.doubts.reasons.iter().cloned())
     }
 
-    fn grows(&self, known: &Known) -> Section {
-        let at = self.values(&known.at);
-        let all = known.shares.iter().fold(0, |sum: u64, share| sum.saturating_add(share.bytes));
+    fn grown(&self, answer: &Outcome) -> Section {
+        let at = self.values(&answer.at);
+        let all = answer.grows.iter().fold(0, |sum: u64, share| sum.saturating_add(share.bytes));
         let table = Table::of(
             "grows",
-            &known.shares,
+            &answer.grows,
             &[
-                ("per", "per", &|share| Value::text(self.product(share))),
-                ("unit_bytes", "each", &|share| {
-                    Value::bytes(share.product.map(|_| share.unit.round() as u64))
-                }),
-                ("bytes", "together", &|share| Value::Bytes(Bytes(share.bytes))),
-                ("share", "share", &|share| Value::share(share.bytes, all)),
-                ("sites", "most of it in", &|share| Value::text(sites(share))),
+                ("per", "per", &|it| Value::text(&*it.per)),
+                ("unit_bytes", "each", &|it| Value::bytes(it.unit_bytes.map(|unit| unit.round() as u64))),
+                ("bytes", "together", &|it| Value::Bytes(Bytes(it.bytes))),
+                ("share", "share", &|it| Value::share(it.bytes, all)),
+                ("sites", "most of it in", &|it| Value::text(sites(it))),
             ],
         );
         let title = format!("How memory scales: live at the peak of {at}, as requested");
         Section::new("grows", title).table(table.keep(MOST_SHARES, 2))
+    }
+
+    fn grows(&self, share: &Share) -> Grows {
+        let sites = share.sites.iter().map(|it| Site {
+            call_site: it.site.as_ref().map(CallSite::of),
+            unit_bytes: it.unit,
+            bytes: it.bytes,
+            number: it.number,
+        });
+        let unit_bytes = share.product.map(|_| share.unit);
+        Grows { per: self.product(share), unit_bytes, bytes: share.bytes, sites: sites.collect() }
     }
 
     fn product(&self, share: &Share) -> String {
@@ -489,29 +675,11 @@ impl Oracle<'_> {
         }
     }
 
-    fn unknown(&self, answer: &Answered) -> Option<Section> {
-        let open = &answer.known.open;
-        if open.is_empty() && !answer.known.may_choose {
-            return None;
-        }
-        let mood = if answer.forecast.is_sure { Mood::Note } else { Mood::Warning };
-        let section = Section::new("unknown", "Uncertain in these runs")
-            .lines(open.iter().take(MOST_OPEN).map(|open| (mood, self.open(open))));
-        let more = open.len().saturating_sub(MOST_OPEN);
-        let section = section.lines((more > 0).then(|| (Mood::Note, format!("and {more} more"))));
-        let may_choose = answer.known.may_choose.then(|| (Mood::Note, MAY_CHOOSE.to_owned()));
-        let section = section.lines(may_choose);
-        let none = "it changes the peak by at most 1 %";
-        let section = section.lines(self.too_wide(answer).map(|text| (Mood::Warning, text)));
-        Some(section.lines(answer.forecast.is_sure.then(|| (Mood::Good, none.to_owned()))))
-    }
-
     /// What to do about a range that nobody can plan with.
-    fn too_wide(&self, answer: &Answered) -> Option<String> {
-        let (low, high) = self.reserved(answer);
+    fn too_wide(&self, (low, high): (u64, u64), at: &[u64]) -> Option<String> {
         let factor = high as f64 / low.max(1) as f64;
         let base = &self.model.base().at;
-        let between = base.iter().zip(&answer.known.at).map(|(base, at)| {
+        let between = base.iter().zip(at).map(|(base, at)| {
             let middle = (*base as f64 * *at as f64).sqrt().round() as u64;
             if base == at { *base } else { middle }
         });
@@ -524,10 +692,22 @@ impl Oracle<'_> {
         })
     }
 
-    fn open(&self, open: &Open) -> String {
+    fn open(&self, open: &Open) -> Unknown {
+        let call_site = open.site.as_ref().map(CallSite::of);
+        let text = self.why(open, call_site.as_ref());
+        Unknown {
+            kind: kind(&open.why),
+            text,
+            n_requests: open.n_requests,
+            bytes_range: open.bytes,
+            call_site,
+        }
+    }
+
+    fn why(&self, open: &Open, site: Option<&CallSite>) -> String {
         let n = count(open.n_requests as u64);
         let (low, high) = (iec(open.bytes.0), iec(open.bytes.1));
-        let at = open.site.as_ref().map(|site| format!(", most at {}", place(site))).unwrap_or_default();
+        let at = site.map(|site| format!(", most at {}", place(site))).unwrap_or_default();
         let names = |variables: &[usize]| {
             let names = variables.iter().map(|index| self.names[*index].as_str()).collect::<Vec<_>>();
             if names.is_empty() { self.names.join(" or ") } else { names.join(" or ") }
@@ -562,63 +742,22 @@ impl Oracle<'_> {
             }
         }
     }
+}
 
-    fn json(&self, answer: &Answered) -> Json {
-        let Answered { known, simulated, forecast, too_large_for, .. } = answer;
-        let mut json = simulated.json();
-        let is_certain = answer.is_certain(&self.doubts);
-        if simulated.answer.confidence == Confidence::Exact
-            && !(is_certain && forecast.reserved.0 == forecast.reserved.1)
-        {
-            json["confidence"] = Confidence::Interval.name().into();
-        }
-        let values: Values = self.names.iter().cloned().zip(known.at.iter().copied()).collect();
-        let open = |open: &Open| {
-            json!({
-                "kind": kind(&open.why),
-                "text": self.open(open),
-                "n_requests": open.n_requests,
-                "bytes_range": [open.bytes.0, open.bytes.1],
-                "call_site": open.site.as_ref().map(site_json),
-            })
-        };
-        let share = |share: &Share| {
-            let sites = share.sites.iter().map(|site| {
-                json!({"call_site": site.site.as_ref().map(site_json), "unit_bytes": site.unit, "bytes": site.bytes,
-                       "number": site.number})
-            });
-            json!({
-                "per": self.product(share),
-                "unit_bytes": share.product.map(|_| share.unit),
-                "bytes": share.bytes,
-                "sites": sites.collect::<Vec<_>>(),
-            })
-        };
-        json["device"] = self.bench.stream.device.into();
-        json["values"] = values_json(&values);
-        json["certain"] = is_certain.into();
-        json["sure"] = self.sure(answer).into();
-        let (reserved, allocated) = (self.reserved(answer), doubted(forecast.allocated, &self.doubts));
-        json["peak_reserved_range"] = json!([reserved.0, reserved.1]);
-        self.predicted(answer).add_to(&mut json);
-        json["peak_reserved_replays"] = json!([forecast.replayed.0, forecast.replayed.1]);
-        json["peak_allocated_range"] = json!([allocated.0, allocated.1]);
-        json["fits_at_best"] = forecast.fits.0.into();
-        json["fits_at_worst"] = forecast.fits.1.into();
-        json["recorded_device_is_too_small"] = too_large_for.is_some().into();
-        let may_choose = known.may_choose.then_some(MAY_CHOOSE);
-        let reasons = self.doubts.reasons.iter().map(String::as_str).chain(may_choose);
-        json["reasons"] = json!(reasons.collect::<Vec<_>>());
-        json["too_wide"] = json!(self.too_wide(answer));
-        json["open"] = known.open.iter().map(open).collect();
-        json["grows"] = known.shares.iter().map(share).collect();
-        let (n_matched, n) = self.model.n_matched();
-        json["requests"] =
-            json!({"base": n, "in_every_run": n_matched, "only_in_others": self.model.n_left_out()});
-        json["warnings"] = warnings_json(&self.bench.reactions);
-        json["self_check"] = self_check_json(&self.bench.self_check);
-        json
+fn unknown(answer: &Outcome) -> Option<Section> {
+    let Outcome { open, may_choose, is_decided, too_wide, .. } = answer;
+    if open.is_empty() && !may_choose {
+        return None;
     }
+    let mood = if *is_decided { Mood::Note } else { Mood::Warning };
+    let section = Section::new("unknown", "Uncertain in these runs")
+        .lines(open.iter().take(MOST_OPEN).map(|open| (mood, open.text.clone())));
+    let more = open.len().saturating_sub(MOST_OPEN);
+    let section = section.lines((more > 0).then(|| (Mood::Note, format!("and {more} more"))));
+    let section = section.lines(may_choose.then(|| (Mood::Note, MAY_CHOOSE.to_owned())));
+    let none = "it changes the peak by at most 1 %";
+    let section = section.warn(too_wide.clone());
+    Some(section.lines(is_decided.then(|| (Mood::Good, none.to_owned()))))
 }
 
 fn kind(why: &Why) -> &'static str {
@@ -634,14 +773,6 @@ fn kind(why: &Why) -> &'static str {
     }
 }
 
-fn values_json(values: &Values) -> Json {
-    values.iter().map(|(name, value)| (name.clone(), json!(value))).collect::<serde_json::Map<_, _>>().into()
-}
-
-fn site_json(site: &Frame) -> Json {
-    json!({"function": *site.name, "file": *site.file, "line": site.line})
-}
-
 /// `batch × seq²`.
 fn product_name(powers: &Powers, names: &[String]) -> String {
     let factor = |(name, power): (&String, &u8)| match power {
@@ -655,20 +786,20 @@ fn product_name(powers: &Powers, names: &[String]) -> String {
 }
 
 /// The call sites with most of it, with what each adds for every unit.
-fn sites(share: &Share) -> String {
+fn sites(share: &Grows) -> String {
     let words = share.sites.iter().take(MOST_SITES).map(|site| {
-        let place = site.site.as_ref().map_or("unknown".into(), place);
-        format!("{} in {place}", iec(site.unit.round() as u64))
+        let place = site.call_site.as_ref().map_or("unknown".into(), place);
+        format!("{} in {place}", iec(site.unit_bytes.round() as u64))
     });
     let more = share.sites.len().saturating_sub(MOST_SITES);
     let more = (more > 0).then(|| format!("{more} more"));
     words.chain(more).collect::<Vec<_>>().join(", ")
 }
 
-fn place(site: &Frame) -> String {
-    let file = site.file.rsplit('/').next().unwrap_or_default();
-    match site.line {
-        0 => format!("{} ({file})", site.name),
-        line => format!("{} ({file}:{line})", site.name),
+fn place(CallSite { function, file, line }: &CallSite) -> String {
+    let file = file.rsplit('/').next().unwrap_or_default();
+    match line {
+        0 => format!("{function} ({file})"),
+        line => format!("{function} ({file}:{line})"),
     }
 }

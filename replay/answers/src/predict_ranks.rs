@@ -1,11 +1,13 @@
 //! `gputrace predict` of a job: each rank is predicted from its own traces, and the one that needs most decides.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use serde_json::{Value as Json, json};
-
 use super::Reply;
+use super::predict::{Answer, Fit, Missing, OfJob, OfProcess, Outcome, Sure};
+use super::whatif::name;
 use gputrace_report::model::{Mood, Part, Section, Shown, Table, Value};
+use gputrace_schemas::event::Bytes;
 use gputrace_trace::words::rank_names;
 
 /// Ranks that are shown of each answer, those that need most.
@@ -16,30 +18,40 @@ pub struct Predicted {
     /// Its number in the job.
     pub rank: u32,
     /// The prediction.
-    pub reply: Result<Reply, String>,
+    pub reply: Result<Reply<OfProcess>, String>,
 }
 
 /// Joins what is predicted of each rank. `missing` says which ranks lack a trace of which run.
 ///
 /// # Errors
 /// When nothing is predicted of any rank.
-pub fn joined(predicted: Vec<Predicted>, missing: &[(String, Vec<u32>)]) -> Result<Reply, String> {
-    let (mut ranks, mut warnings) = (vec![], vec![]);
+pub fn joined(predicted: Vec<Predicted>, missing: &[(String, Vec<u32>)]) -> Result<Reply<Answer>, String> {
+    let (mut ranks, mut parts, mut warnings) = (vec![], vec![], vec![]);
     for (run, ranks) in missing {
         warnings.push(format!("{run} has no trace of {}", rank_names(ranks)));
     }
     for Predicted { rank, reply } in predicted {
         match reply {
-            Ok(reply) => ranks.push((rank, reply)),
+            Ok(Reply { part, mut answer }) => {
+                answer.rank = Some(rank);
+                ranks.push(answer);
+                parts.push(part);
+            }
             Err(why) => warnings.push(format!("no prediction for rank {rank}: {why}")),
         }
     }
-    let mut fits = decided(rows(&ranks, "fits"), least, fit);
-    let mut outcomes = decided(rows(&ranks, "outcomes"), most, outcome);
-    outcomes.iter_mut().chain(&mut fits).for_each(|it| doubt(&mut it.json, &warnings));
-    let worst = outcomes.first().or(fits.first()).and_then(|it| it.json["rank"].as_u64());
-    let Some(worst) = worst.and_then(|worst| ranks.iter().position(|(rank, _)| u64::from(*rank) == worst))
-    else {
+    let fits = ranks.iter().flat_map(|it| it.fits.iter().map(|fit| (it.rank, fit)));
+    let mut fits = decided(fits, |it| (&it.with, &it.variable, name(&it.policy, &it.options)), least, fit);
+    let outcomes = ranks.iter().flat_map(|it| it.outcomes.iter().map(|outcome| (it.rank, outcome)));
+    let mut outcomes = decided(outcomes, |it| (&it.values, it.simulated.figures.named()), most, outcome);
+    fits.iter_mut().for_each(|it| doubt(&mut it.of_job.certain, &mut it.of_job.reasons, &warnings));
+    for Outcome { certain, reasons, sure, .. } in outcomes.iter_mut().map(|it| &mut it.of_job) {
+        doubt(certain, reasons, &warnings);
+        *sure = if *sure == Sure::Certain && !*certain { Sure::Range } else { *sure };
+    }
+    let rank = outcomes.first().map(|it| it.of_job.rank).or(fits.first().map(|it| it.of_job.rank)).flatten();
+    let worst = ranks.iter().position(|it| rank.is_some() && it.rank == rank);
+    let (Some(rank), Some(worst)) = (rank, worst) else {
         return Err(match warnings.is_empty() {
             true => "no rank has traces of all runs".into(),
             false => warnings.join("; "),
@@ -51,187 +63,149 @@ pub fn joined(predicted: Vec<Predicted>, missing: &[(String, Vec<u32>)]) -> Resu
     if let Some(first) = sections.first_mut() {
         first.items.extend(Section::new("", "").warn(warnings).items);
     }
-    let of_rank = |(rank, reply): &(u32, Reply)| {
-        let mut json = reply.json.clone();
-        json.as_object_mut().into_iter().for_each(|it| drop(it.remove("schema")));
-        json["rank"] = (*rank).into();
-        json
-    };
-    let missing = missing.iter().map(|(run, ranks)| json!({"run": run, "ranks": ranks}));
-    let mut all = json!({
-        "ranks": ranks.iter().map(of_rank).collect::<Vec<_>>(),
-        "missing_ranks": missing.collect::<Vec<_>>(),
-    });
-    all["outcomes"] = outcomes.into_iter().map(|it| it.json).collect();
-    all["fits"] = fits.into_iter().map(|it| it.json).collect();
-    let (rank, Reply { part, mut json }) = ranks.swap_remove(worst);
-    json["rank"] = rank.into();
-    for key in ["outcomes", "fits", "ranks", "missing_ranks"] {
-        json[key] = all[key].take();
-    }
+    let (outcomes, fits) = (outcomes.into_iter().map(|it| it.of_job), fits.into_iter().map(|it| it.of_job));
+    let (outcomes, fits) = (outcomes.collect(), fits.collect());
+    let mut process = ranks[worst].clone();
+    (process.outcomes, process.fits) = (outcomes, fits);
+    let missing = missing.iter().cloned().map(|(run, ranks)| Missing { run, ranks });
+    let job = OfJob { ranks, missing_ranks: missing.collect() };
+    let part = parts.swap_remove(worst);
     sections.extend(part.sections);
     let title = format!("rank {rank}, which needs most: {}", part.title);
-    Ok(Reply { part: Part { title, sections, rank: Some(rank), ..part }, json })
+    let part = Part { title, sections, rank: Some(rank), ..part };
+    Ok(Reply { part, answer: Answer { process, job: Some(job) } })
 }
 
-/// An answer of one rank: the rank, and the JSON.
-type Row<'a> = (u32, &'a Json);
+/// An answer of one rank.
+type Row<'a, T> = (Option<u32>, &'a T);
 
 /// What every rank says to one question, that which decides first, and what it makes of the job.
-struct Decided<'a> {
-    rows: Vec<Row<'a>>,
-    json: Json,
+struct Decided<'a, T> {
+    rows: Vec<Row<'a, T>>,
+    of_job: T,
 }
 
 /// The answers of all ranks to each question, in the order in which questions were asked.
-fn rows<'a>(ranks: &'a [(u32, Reply)], kind: &str) -> Vec<Vec<Row<'a>>> {
-    let mut order: BTreeMap<String, usize> = BTreeMap::new();
-    let mut found: Vec<Vec<Row<'a>>> = vec![];
-    for (rank, reply) in ranks {
-        for row in reply.json[kind].as_array().into_iter().flatten() {
-            let question =
-                ["values", "with", "variable", "policy", "options"].map(|key| row[key].to_string()).join(" ");
-            let index = *order.entry(question).or_insert(found.len());
-            if index == found.len() {
-                found.push(vec![]);
-            }
-            found[index].push((*rank, row));
+fn decided<'a, T: Clone, Q: PartialEq, N: Ord>(
+    rows: impl Iterator<Item = Row<'a, T>>,
+    question: impl Fn(&'a T) -> Q,
+    need: impl Fn(&T) -> N,
+    of_job: impl Fn(&[Row<T>], Option<u32>, T) -> T,
+) -> Vec<Decided<'a, T>> {
+    let mut asked: Vec<(Q, Vec<Row<T>>)> = vec![];
+    for row in rows {
+        let question = question(row.1);
+        match asked.iter_mut().find(|(known, _)| *known == question) {
+            Some((_, rows)) => rows.push(row),
+            None => asked.push((question, vec![row])),
         }
     }
-    found
-}
-
-fn decided<'a>(
-    questions: Vec<Vec<Row<'a>>>,
-    need: impl Fn(&Json) -> (u64, u64),
-    of_job: impl Fn(&[Row]) -> Json,
-) -> Vec<Decided<'a>> {
-    let one = |mut rows: Vec<Row<'a>>| {
-        rows.sort_by_key(|(rank, row)| (std::cmp::Reverse(need(row)), *rank));
-        let mut json = of_job(&rows);
-        json["rank"] = rows.first().map(|(rank, _)| *rank).into();
-        Decided { rows, json }
+    let one = |(_, mut rows): (Q, Vec<Row<'a, T>>)| {
+        rows.sort_by_key(|(rank, row)| (Reverse(need(row)), *rank));
+        let (rank, first) = rows[0];
+        Decided { of_job: of_job(&rows, rank, first.clone()), rows }
     };
-    questions.into_iter().map(one).collect()
+    asked.into_iter().map(one).collect()
 }
 
 /// How much a rank needs.
-fn most(row: &Json) -> (u64, u64) {
-    (row["peak_reserved_bytes"].as_u64().unwrap_or(0), end(row, "peak_reserved_range", 1).unwrap_or(0))
+fn most(row: &Outcome) -> (u64, u64) {
+    let figures = &row.simulated.figures;
+    (figures.peak_reserved_bytes, figures.peak_reserved_range.1)
 }
 
 /// How little fits on a rank.
-fn least(row: &Json) -> (u64, u64) {
-    let little = |value: Option<u64>| u64::MAX - value.unwrap_or(0);
-    (little(row["largest"].as_u64()), little(end(row, "largest_range", 0)))
-}
-
-fn end(row: &Json, range: &str, index: usize) -> Option<u64> {
-    row[range][index].as_u64()
+fn least(row: &Fit) -> Reverse<(u64, u64)> {
+    Reverse((row.largest.unwrap_or(0), row.largest_range.0.unwrap_or(0)))
 }
 
 /// No rank of the job needs more.
-fn outcome(rows: &[Row]) -> Json {
-    let mut json = rows.first().map(|(_, row)| (*row).clone()).unwrap_or_default();
-    for range in ["peak_reserved_range", "peak_allocated_range", "needed_reserved_range"] {
-        let most = |index: usize| rows.iter().filter_map(|(_, row)| end(row, range, index)).max();
-        json[range] = json!([most(0), most(1)]);
+fn outcome(rows: &[Row<Outcome>], rank: Option<u32>, mut of_job: Outcome) -> Outcome {
+    of_job.rank = rank;
+    for (_, row) in rows {
+        let (of_job, of_row) = (&mut of_job.simulated.figures, &row.simulated.figures);
+        of_job.peak_reserved_range = higher(of_job.peak_reserved_range, of_row.peak_reserved_range);
+        of_job.fits &= of_row.fits;
     }
-    let is = |key: &str| rows.iter().all(|(_, row)| row[key] == true);
-    for key in ["fits", "fits_at_best", "fits_at_worst"] {
-        json[key] = is(key).into();
+    for (_, row) in rows {
+        of_job.peak_allocated_range = higher(of_job.peak_allocated_range, row.peak_allocated_range);
+        of_job.needed.range = higher(of_job.needed.range, row.needed.range);
+        of_job.fits_at_best &= row.fits_at_best;
+        of_job.fits_at_worst &= row.fits_at_worst;
     }
-    if json["certain"] == true && !is("certain") {
-        (json["certain"], json["sure"]) = (false.into(), "range".into());
+    if of_job.certain && !rows.iter().all(|(_, row)| row.certain) {
+        (of_job.certain, of_job.sure) = (false, Sure::Range);
     }
-    json
+    of_job
+}
+
+fn higher(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
+    (one.0.max(other.0), one.1.max(other.1))
 }
 
 /// It fits on every rank of the job.
-fn fit(rows: &[Row]) -> Json {
-    let mut json = rows.first().map(|(_, row)| (*row).clone()).unwrap_or_default();
-    let least = |index: usize| rows.iter().map(|(_, row)| end(row, "largest_range", index)).min().flatten();
-    let range = (least(0), least(1));
-    json["largest_range"] = json!([range.0, range.1]);
-    let is_above = |row: &Json| end(row, "largest_range", 0) > range.1;
-    let is_certain = |(_, row): &Row| row["certain"] == true || is_above(row);
-    json["certain"] = (range.0 == range.1 && rows.iter().all(is_certain)).into();
-    json
+fn fit(rows: &[Row<Fit>], rank: Option<u32>, mut of_job: Fit) -> Fit {
+    let ranges = || rows.iter().map(|(_, row)| row.largest_range);
+    let range = (ranges().map(|it| it.0).min().flatten(), ranges().map(|it| it.1).min().flatten());
+    let is_certain = |(_, row): &Row<Fit>| row.certain || row.largest_range.0 > range.1;
+    of_job.certain = range.0 == range.1 && rows.iter().all(is_certain);
+    (of_job.rank, of_job.largest_range) = (rank, range);
+    of_job
 }
 
 /// Another rank may need more: nothing is known of it.
-fn doubt(json: &mut Json, warnings: &[String]) {
-    if warnings.is_empty() {
-        return;
-    }
-    let reasons = json["reasons"].as_array().into_iter().flatten().cloned();
-    json["reasons"] = reasons.chain(warnings.iter().map(|it| it.as_str().into())).collect();
-    json["certain"] = false.into();
-    if json["sure"] == "certain" {
-        json["sure"] = "range".into();
-    }
+fn doubt(certain: &mut bool, reasons: &mut Vec<String>, warnings: &[String]) {
+    reasons.extend_from_slice(warnings);
+    *certain &= warnings.is_empty();
 }
 
-fn outcomes_section(questions: &[Decided]) -> Section {
-    let rows: Vec<&Row> = questions.iter().flat_map(|it| it.rows.iter().take(MOST_RANKS)).collect();
-    let bytes = |bytes: Option<u64>| Value::bytes(bytes);
-    let range = |row: &Row, index: usize| bytes(end(row.1, "peak_reserved_range", index));
-    let columns: &[Shown<'_, &Row>] = &[
-        ("rank", "rank", &|row| Value::Count(row.0.into())),
-        ("at", "at", &|row| Value::text(values(&row.1["values"]))),
-        ("peak_reserved_bytes", "reserved", &|row| bytes(row.1["peak_reserved_bytes"].as_u64())),
-        ("least_reserved_bytes", "at least", &|row| range(row, 0)),
-        ("most_reserved_bytes", "at most", &|row| range(row, 1)),
-        ("sure", "sure", &|row| Value::text(row.1["sure"].as_str().unwrap_or_default())),
-        ("policy", "policy", &|row| Value::text(policy(row.1))),
+fn outcomes_section(questions: &[Decided<Outcome>]) -> Section {
+    let rows: Vec<&Row<Outcome>> = questions.iter().flat_map(|it| it.rows.iter().take(MOST_RANKS)).collect();
+    let bytes = |bytes: u64| Value::Bytes(Bytes(bytes));
+    let columns: &[Shown<'_, &Row<Outcome>>] = &[
+        ("rank", "rank", &|row| Value::Count(row.0.unwrap_or(0).into())),
+        ("at", "at", &|row| Value::text(values(&row.1.values))),
+        ("peak_reserved_bytes", "reserved", &|row| bytes(most(row.1).0)),
+        ("least_reserved_bytes", "at least", &|row| bytes(row.1.simulated.figures.peak_reserved_range.0)),
+        ("most_reserved_bytes", "at most", &|row| bytes(most(row.1).1)),
+        ("sure", "sure", &|row| Value::text(<&str>::from(row.1.sure))),
+        ("policy", "policy", &|row| Value::text(row.1.simulated.figures.named())),
     ];
-    let lines = questions.iter().map(|it| {
+    let lines = questions.iter().map(|Decided { rows, of_job }| {
         let text = format!(
             "{}, {}: rank {} needs most, {} of {} ranks {}",
-            values(&it.json["values"]),
-            policy(&it.json),
-            it.json["rank"],
-            it.rows.iter().filter(|(_, row)| row["fits"] == true).count(),
-            it.rows.len(),
-            if it.rows.len() == 1 { "fits" } else { "fit" },
+            values(&of_job.values),
+            of_job.simulated.figures.named(),
+            of_job.rank.unwrap_or(0),
+            rows.iter().filter(|(_, row)| row.simulated.figures.fits).count(),
+            rows.len(),
+            if rows.len() == 1 { "fits" } else { "fit" },
         );
-        (if it.json["fits"] == true { Mood::Note } else { Mood::Bad }, text)
+        (if of_job.simulated.figures.fits { Mood::Note } else { Mood::Bad }, text)
     });
     let section = Section::new("ranks", "Predicted memory of each rank, largest first");
     section.table(Table::of("ranks", &rows, columns)).lines(lines.collect::<Vec<_>>())
 }
 
-fn fits_section(questions: &[Decided]) -> Section {
-    let range = |it: &Decided, index: usize| Value::text(number(&it.json["largest_range"][index]));
+fn fits_section(questions: &[Decided<Fit>]) -> Section {
+    let number = |value: Option<u64>| Value::text(value.map_or("none".into(), |value| value.to_string()));
     let table = Table::of(
         "job_fits",
-        questions,
+        questions.iter().map(|it| &it.of_job),
         &[
-            ("largest", "largest", &|it| Value::text(number(&it.json["largest"]))),
-            ("at_least", "at least", &|it| range(it, 0)),
-            ("at_most", "at most", &|it| range(it, 1)),
-            ("rank", "decided by rank", &|it| Value::text(it.json["rank"].to_string())),
-            ("others", "with", &|it| Value::text(values(&it.json["with"]))),
-            ("policy", "policy", &|it| Value::text(policy(&it.json))),
+            ("largest", "largest", &|it| number(it.largest)),
+            ("at_least", "at least", &|it| number(it.largest_range.0)),
+            ("at_most", "at most", &|it| number(it.largest_range.1)),
+            ("rank", "decided by rank", &|it| number(it.rank.map(u64::from))),
+            ("others", "with", &|it| Value::text(values(&it.with))),
+            ("policy", "policy", &|it| Value::text(name(&it.policy, &it.options))),
         ],
     );
-    let variable = questions.first().and_then(|it| it.json["variable"].as_str()).unwrap_or_default();
+    let variable = questions.first().map_or("", |it| &it.of_job.variable);
     Section::new("job_fit", format!("The largest {variable} that fits on every rank")).table(table)
 }
 
-fn number(value: &Json) -> String {
-    value.as_u64().map_or("none".into(), |value| value.to_string())
-}
-
-fn values(values: &Json) -> String {
-    let pairs = values.as_object().into_iter().flatten().map(|(name, value)| format!("{name}={value}"));
+fn values(values: &BTreeMap<String, u64>) -> String {
+    let pairs = values.iter().map(|(name, value)| format!("{name}={value}"));
     pairs.collect::<Vec<_>>().join(",")
-}
-
-fn policy(row: &Json) -> String {
-    let word = |key: &str| row[key].as_str().unwrap_or_default();
-    match word("options") {
-        "" => word("policy").into(),
-        options => format!("{}:{options}", word("policy")),
-    }
 }

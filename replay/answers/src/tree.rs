@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::Bytes;
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use super::Reply;
 use gputrace_analyse::live::{Holder, Level, Line, Lines, Parts, Picture, View, owner};
@@ -133,14 +133,58 @@ fn category(view: &View, holder: &Holder, role: impl Fn() -> String) -> String {
     }
 }
 
+/// What was held, by call stack.
+#[derive(Serialize)]
+#[serde(tag = "schema", rename = "gputrace.tree/1")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Answer {
+    /// The first file.
+    trace: Option<String>,
+    devices: Vec<OfDevice>,
+    bytes: u64,
+    /// Smaller nodes are left out.
+    min_bytes: u64,
+    nodes: Vec<Numbered>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct OfDevice {
+    trace: String,
+    rank: Option<u32>,
+    device: i16,
+    time_ns: u64,
+    bytes: u64,
+}
+
+/// Deep stacks do not make deep JSON: nodes by number, parents first.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Numbered {
+    /// Its place in `nodes`; null for a root.
+    parent: Option<usize>,
+    name: String,
+    file: String,
+    line: u32,
+    bytes: u64,
+    objects: u64,
+}
+
 /// The tree of what was held in all `views`, without nodes of less than `least`.
 #[must_use]
-pub fn reply(views: &[View], root: &Node, least: Bytes) -> Reply {
+pub fn reply(views: &[View], root: &Node, least: Bytes) -> Reply<Answer> {
     let held = Section::new("moment", "Memory held").lines(views.iter().flat_map(heading));
     let mut rows = vec![];
     branches(root, root.bytes, least, "", &mut rows);
     let tree = Section::new("tree", "Who held it").lines(rows.into_iter().map(|row| (Mood::Note, row)));
-    Reply { part: Part { sections: vec![held, tree], ..Part::default() }, json: json(views, root, least) }
+    let answer = Answer {
+        trace: views.first().map(|view| view.story.path.clone()),
+        devices: views.iter().flat_map(devices).collect(),
+        bytes: root.bytes.0,
+        min_bytes: least.0,
+        nodes: numbered(root, least),
+    };
+    Reply { part: Part { sections: vec![held, tree], ..Part::default() }, answer }
 }
 
 fn heading(View { story, pictures, .. }: &View) -> Vec<(Mood, String)> {
@@ -182,41 +226,26 @@ fn only_child(node: &Node) -> Option<(&Line, &Node)> {
     (children.next().is_none() && first.1.bytes == node.bytes).then_some(first)
 }
 
-fn json(views: &[View], root: &Node, least: Bytes) -> Json {
-    let all = views.iter().flat_map(|view| view.pictures.iter().map(move |picture| (&view.story, picture)));
-    let devices = all.map(|(story, picture)| {
-        json!({
-            "trace": story.path,
-            "rank": story.process.rank,
-            "device": picture.device,
-            "time_ns": story.since_start(picture.time).0,
-            "bytes": picture.total().0,
-        })
-    });
-    // Deep stacks do not make deep JSON: nodes by number, parents first.
-    let mut nodes = vec![];
-    let mut open = vec![(None::<usize>, root)];
+fn devices(View { story, pictures, .. }: &View) -> impl Iterator<Item = OfDevice> {
+    pictures.iter().map(|picture| OfDevice {
+        trace: story.path.clone(),
+        rank: story.process.rank,
+        device: picture.device,
+        time_ns: story.since_start(picture.time).0,
+        bytes: picture.total().0,
+    })
+}
+
+fn numbered(root: &Node, least: Bytes) -> Vec<Numbered> {
+    let (mut nodes, mut open) = (vec![], vec![(None, root)]);
     while let Some((parent, node)) = open.pop() {
         for (line, child) in node.sorted().into_iter().filter(|(_, child)| child.bytes >= least) {
-            nodes.push(json!({
-                "parent": parent,
-                "name": line.name,
-                "file": line.file,
-                "line": line.line,
-                "bytes": child.bytes.0,
-                "objects": child.objects,
-            }));
+            let (Line { name, file, line }, bytes, objects) = (line.clone(), child.bytes.0, child.objects);
+            nodes.push(Numbered { parent, name, file, line, bytes, objects });
             open.push((Some(nodes.len() - 1), child));
         }
     }
-    json!({
-        "schema": "gputrace.tree/1",
-        "trace": views.first().map(|view| &*view.story.path),
-        "devices": devices.collect::<Vec<_>>(),
-        "bytes": root.bytes.0,
-        "min_bytes": least.0,
-        "nodes": nodes,
-    })
+    nodes
 }
 
 #[cfg(test)]

@@ -1,17 +1,16 @@
 //! `gputrace tune`: the `PYTORCH_CUDA_ALLOC_CONF` line to use, and what it saves.
 
 use gputrace_schemas::event::Bytes;
-use gputrace_sim::bounds::{Bounds, offline_packing};
+use gputrace_sim::bounds::{self, offline_packing};
 use gputrace_sim::bytes::iec;
 use gputrace_sim::effort;
 use gputrace_sim::ops::{DriverCall, OpStream};
 use gputrace_sim::policies::torch;
 use gputrace_sim::tune::{self, Candidate};
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use super::Reply;
-use super::whatif::{Bench, Machine, Simulated, warnings_json};
-use gputrace_analyse::reactions::Reaction;
+use super::whatif::{Bench, Machine, Shares, Simulated, Warning};
 use gputrace_report::model::{Mood, Part, Section, Table, Value};
 use gputrace_trace::import::{ATTACHED, LEFT, Trace};
 use gputrace_trace::words::release;
@@ -30,7 +29,7 @@ const BOTH_NAMES: &str =
 ///
 /// # Errors
 /// Why they cannot be replayed.
-pub fn advise(path: &str, trace: &Trace, machine: Machine) -> Result<Reply, String> {
+pub fn advise(path: &str, trace: &Trace, machine: Machine) -> Result<Reply<Answer>, String> {
     Ok(Advice::of_trace(trace, machine)?.reply(path))
 }
 
@@ -59,27 +58,100 @@ pub(super) fn recorded_peak(stream: &OpStream) -> Bytes {
     Bytes(peak)
 }
 
+/// The setting to use, and what it saves. Of several traces: of the process that decides, with the setting for all as `best`, and `job`.
+#[derive(Clone, Serialize)]
+#[serde(tag = "schema", rename = "gputrace.tune/1")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Answer {
+    /// The process that decides, of several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace: Option<String>,
+    helps: bool,
+    shares: Option<Shares>,
+    best: Simulated,
+    #[serde(flatten)]
+    advice: Advice,
+    /// If there are several traces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<job::OfJob>,
+}
+
 /// Which settings to use for a device's requests.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 struct Advice {
     device: u32,
-    torch_version: (u8, u8),
+    torch_version: String,
+    #[serde(skip)]
+    is_deprecated: bool,
     /// The most that was reserved in the run itself.
-    recorded_peak: Bytes,
+    recorded_peak_reserved_bytes: u64,
     /// The recorded setting, replayed on the machine that was asked about.
     recorded: Simulated,
+    #[serde(skip)]
     best: Simulated,
     /// A request failed, and nobody asked about another card.
+    #[serde(skip)]
     ran_out: bool,
     /// Settings that no other beats in both peak and driver calls.
-    pareto: Vec<Candidate>,
+    pareto: Vec<Setting>,
     n_tried: usize,
     /// Settings of two or more options were not simulated: they cannot be worth it.
+    #[serde(skip)]
     is_plain_enough: bool,
     bounds: Bounds,
-    packing: Option<u64>,
-    reactions: Vec<Reaction>,
+    warnings: Vec<Warning>,
     /// Why no figure is better than a guess.
     doubt: Option<String>,
+}
+
+/// A setting that was simulated.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Setting {
+    options: String,
+    peak_reserved_bytes: u64,
+    num_device_alloc: u64,
+    num_device_free: u64,
+}
+
+impl Setting {
+    fn of(Candidate { options, outcome }: Candidate) -> Setting {
+        Setting {
+            options,
+            peak_reserved_bytes: outcome.books.reserved.peak,
+            num_device_alloc: outcome.books.n_device_alloc,
+            num_device_free: outcome.books.n_device_free,
+        }
+    }
+}
+
+/// The least that any allocator needs.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Bounds {
+    requested_bytes: u64,
+    /// Rounded to 512 bytes.
+    rounded_bytes: u64,
+    /// With streams, pools, small and large blocks separate.
+    separate_bytes: u64,
+    /// In pages of 2 MiB.
+    paged_bytes: u64,
+    /// Enough if all lifetimes were known in advance.
+    offline_packing_bytes: Option<u64>,
+}
+
+impl Bounds {
+    fn of(stream: &OpStream) -> Bounds {
+        let bounds::Bounds { requested, rounded, separate, paged } = bounds::Bounds::of(stream);
+        Bounds {
+            requested_bytes: requested,
+            rounded_bytes: rounded,
+            separate_bytes: separate,
+            paged_bytes: paged,
+            offline_packing_bytes: offline_packing(stream, effort::PACKING.most),
+        }
+    }
 }
 
 impl Advice {
@@ -102,42 +174,48 @@ impl Advice {
         let found = found.ok_or("no setting could be simulated")?;
         Ok(Advice {
             device: stream.device,
-            torch_version,
-            recorded_peak: recorded_peak(stream),
+            torch_version: release(torch_version),
+            is_deprecated: torch_version >= DEPRECATED,
+            recorded_peak_reserved_bytes: recorded_peak(stream).0,
             recorded,
             best: bench.simulated(question(&found.options), found.answer),
             ran_out: !stream.ooms.is_empty() && !machine.is_of_a_card(),
-            pareto: found.pareto,
+            pareto: found.pareto.into_iter().map(Setting::of).collect(),
             n_tried: found.n_tried,
             is_plain_enough: found.is_plain_enough,
             bounds: Bounds::of(stream),
-            packing: offline_packing(stream, effort::PACKING.most),
             doubt: bench.doubt().or_else(|| bench.limit_note()),
-            reactions: bench.reactions,
+            warnings: bench.warnings,
         })
     }
 
     /// Whether another setting is worth it: it makes the program fit, or saves enough even where addresses are unkind.
     fn helps(&self) -> bool {
-        let (recorded, best) = (&self.recorded, &self.best);
-        if recorded.fits() != best.fits() {
-            return best.fits();
+        let (recorded, best) = (&self.recorded.figures, &self.best.figures);
+        if recorded.fits != best.fits {
+            return best.fits;
         }
-        let saved = recorded.answer.peak_reserved_range.0.saturating_sub(best.answer.peak_reserved_range.1);
-        best.fits() && saved as f64 >= WORTHWHILE * recorded.peak_reserved() as f64
+        let saved = recorded.peak_reserved_range.0.saturating_sub(best.peak_reserved_range.1);
+        best.fits && saved as f64 >= WORTHWHILE * recorded.peak_reserved_bytes as f64
     }
 
-    fn reply(&self, path: &str) -> Reply {
-        let title = format!("{path}, cuda:{}, PyTorch {}", self.device, release(self.torch_version));
+    fn reply(self, path: &str) -> Reply<Answer> {
+        let title = format!("{path}, cuda:{}, PyTorch {}", self.device, self.torch_version);
         let sections = vec![self.advice(), self.settings(), self.least()];
-        Reply { part: Part { title, sections, ..Part::default() }, json: self.json() }
+        Reply { part: Part { title, sections, ..Part::default() }, answer: self.answer() }
+    }
+
+    fn answer(self) -> Answer {
+        let (helps, best) = (self.helps(), self.best.clone());
+        Answer { trace: None, helps, shares: best.figures.shares.clone(), best, advice: self, job: None }
     }
 
     fn advice(&self) -> Section {
         let section = Section::new("advice", "What to set");
-        let (recorded, best) = (self.recorded.peak_reserved(), self.best.peak_reserved());
-        let command = format!("PYTORCH_CUDA_ALLOC_CONF={}", self.best.question.options);
-        let section = if self.helps() && self.recorded.fits() {
+        let (replayed, figures) = (&self.recorded.figures, &self.best.figures);
+        let (recorded, best) = (replayed.peak_reserved_bytes, figures.peak_reserved_bytes);
+        let command = format!("PYTORCH_CUDA_ALLOC_CONF={}", figures.options);
+        let section = if self.helps() && replayed.fits {
             let saved = iec(recorded.saturating_sub(best));
             let section = section.line(Mood::Command, command);
             match self.ran_out {
@@ -154,14 +232,14 @@ impl Advice {
             section
                 .line(Mood::Command, command)
                 .line(Mood::Good, "fits, although the recorded setting runs out of memory")
-        } else if self.best.fits() {
+        } else if figures.fits {
             let percent = WORTHWHILE * 100.0;
             section
                 .line(Mood::Note, format!("no setting helps: the best would save less than {percent:.0} %"))
         } else {
-            let least = iec(self.bounds.requested);
-            let others = self.best.shares.iter().flat_map(|shares| shares.others.iter().flatten());
-            let others: u64 = others.map(|(_, bytes)| *bytes).sum();
+            let least = iec(self.bounds.requested_bytes);
+            let others = figures.shares.iter().flat_map(|shares| shares.others.iter().flatten());
+            let others: u64 = others.map(|held| held.bytes).sum();
             let others = match others {
                 0 => String::new(),
                 _ => format!(", and the context and others take {} of the limit", iec(others)),
@@ -171,52 +249,49 @@ impl Advice {
                 format!("no setting makes it fit: any allocator needs {least} at once{others}"),
             )
         };
-        let least =
-            self.pareto.first().filter(|it| it.outcome.books.reserved.peak < best && self.best.fits());
+        let least = self.pareto.first().filter(|it| it.peak_reserved_bytes < best && figures.fits);
         let least = least.map(|it| {
-            let saved = iec(best - it.outcome.books.reserved.peak);
+            let saved = iec(best - it.peak_reserved_bytes);
             (Mood::Note, format!("{} would save {saved} more, too little for one more option", it.options))
         });
-        let deprecated = self.helps() && self.torch_version >= DEPRECATED;
-        let in_use = format!("{} in use", iec(self.recorded.peak_allocated()));
-        let replayed = "the run had another limit, or none; ";
-        let replayed = if recorded == self.recorded_peak.0 { "" } else { replayed };
+        let deprecated = self.helps() && self.is_deprecated;
+        let in_use = format!("{} in use", iec(replayed.peak_allocated_bytes));
+        let is_as_recorded = recorded == self.recorded_peak_reserved_bytes;
+        let replayed = if is_as_recorded { "" } else { "the run had another limit, or none; " };
+        let recorded_peak = Value::Bytes(Bytes(self.recorded_peak_reserved_bytes));
         section
             .lines(self.doubt.clone().map(|doubt| (Mood::Warning, doubt)))
             .lines(self.best.remarks())
             .lines(least)
             .lines(deprecated.then(|| (Mood::Note, BOTH_NAMES.to_owned())))
             .fact("best_peak_reserved_bytes", "reserved at best", Value::Bytes(Bytes(best)))
-            .fact("recorded_peak_reserved_bytes", "reserved as recorded", Value::Bytes(self.recorded_peak))
+            .fact("recorded_peak_reserved_bytes", "reserved as recorded", recorded_peak)
             .remark(
                 "replayed_peak_reserved_bytes",
                 "the recorded setting, replayed",
                 Value::Bytes(Bytes(recorded)),
                 format!("{replayed}{in_use}"),
             )
-            .fact("confidence", "how sure", Value::text(self.best.answer.confidence.name()))
-            .warn(self.reactions.iter().map(Reaction::text))
+            .fact("confidence", "how sure", Value::text(self.best.confidence.name()))
+            .warn(self.warnings.iter().map(|it| it.text.clone()))
     }
 
     fn settings(&self) -> Section {
-        let options =
-            |it: &Candidate| Value::text(if it.options.is_empty() { "(none)" } else { &it.options });
+        let options = |it: &Setting| Value::text(if it.options.is_empty() { "(none)" } else { &it.options });
         let table = Table::of(
             "pareto",
             &self.pareto,
             &[
-                ("peak_reserved_bytes", "reserved", &|it| {
-                    Value::Bytes(Bytes(it.outcome.books.reserved.peak))
-                }),
-                ("num_device_alloc", "mallocs", &|it| Value::Count(it.outcome.books.n_device_alloc)),
-                ("num_device_free", "frees", &|it| Value::Count(it.outcome.books.n_device_free)),
+                ("peak_reserved_bytes", "reserved", &|it| Value::Bytes(Bytes(it.peak_reserved_bytes))),
+                ("num_device_alloc", "mallocs", &|it| Value::Count(it.num_device_alloc)),
+                ("num_device_free", "frees", &|it| Value::Count(it.num_device_free)),
                 ("options", "setting", &options),
             ],
         );
         let title = format!("Best in memory or in driver calls, of {} simulated settings", self.n_tried);
         let none = self.pareto.is_empty().then(|| (Mood::Note, "none of them fits".to_owned()));
         let plain = self.is_plain_enough.then(|| {
-            let least = iec(self.bounds.requested);
+            let least = iec(self.bounds.requested_bytes);
             let why = format!(
                 "two options together are not worth trying: {least} were in use at once, as requested, and one option alone comes within 3 % of that"
             );
@@ -227,13 +302,15 @@ impl Advice {
 
     fn least(&self) -> Section {
         let bytes = |bytes| Value::Bytes(Bytes(bytes));
-        let Bounds { requested, rounded, separate, paged } = self.bounds;
+        let Bounds { requested_bytes, rounded_bytes, separate_bytes, paged_bytes, offline_packing_bytes } =
+            self.bounds;
+        let streams = "with streams, pools, small and large blocks separate";
         let section = Section::new("bounds", "The least that any allocator needs")
-            .fact("requested_bytes", "as requested", bytes(requested))
-            .fact("rounded_bytes", "rounded to 512 bytes", bytes(rounded))
-            .fact("separate_bytes", "with streams, pools, small and large blocks separate", bytes(separate))
-            .fact("paged_bytes", "in pages of 2 MiB", bytes(paged));
-        match self.packing {
+            .fact("requested_bytes", "as requested", bytes(requested_bytes))
+            .fact("rounded_bytes", "rounded to 512 bytes", bytes(rounded_bytes))
+            .fact("separate_bytes", streams, bytes(separate_bytes))
+            .fact("paged_bytes", "in pages of 2 MiB", bytes(paged_bytes));
+        match offline_packing_bytes {
             Some(packing) => section.remark(
                 "offline_packing_bytes",
                 "if all lifetimes were known in advance",
@@ -242,38 +319,5 @@ impl Advice {
             ),
             None => section.line(Mood::Note, effort::PACKING.note()),
         }
-    }
-
-    fn json(&self) -> Json {
-        let pareto = self.pareto.iter().map(|Candidate { options, outcome }| {
-            json!({
-                "options": options,
-                "peak_reserved_bytes": outcome.books.reserved.peak,
-                "num_device_alloc": outcome.books.n_device_alloc,
-                "num_device_free": outcome.books.n_device_free,
-            })
-        });
-        let (best, bounds) = (self.best.json(), self.bounds);
-        json!({
-            "schema": "gputrace.tune/1",
-            "device": self.device,
-            "torch_version": release(self.torch_version),
-            "helps": self.helps(),
-            "recorded_peak_reserved_bytes": self.recorded_peak.0,
-            "recorded": self.recorded.json(),
-            "shares": best["shares"],
-            "best": best,
-            "pareto": pareto.collect::<Vec<_>>(),
-            "n_tried": self.n_tried,
-            "warnings": warnings_json(&self.reactions),
-            "doubt": self.doubt,
-            "bounds": {
-                "requested_bytes": bounds.requested,
-                "rounded_bytes": bounds.rounded,
-                "separate_bytes": bounds.separate,
-                "paged_bytes": bounds.paged,
-                "offline_packing_bytes": self.packing,
-            },
-        })
     }
 }

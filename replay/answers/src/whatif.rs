@@ -1,12 +1,14 @@
 //! The same requests under other allocators: what `replay`, `tune` and `oom` have in common.
 
+use std::collections::BTreeMap;
+
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::bytes::iec;
-use gputrace_sim::ops::{Op, OpStream};
+use gputrace_sim::ops::{Frame, Op, OpStream};
 use gputrace_sim::policies::torch;
 use gputrace_sim::simulator::Outcome;
-use gputrace_sim::whatif::{Answer, Confidence, Laboratory, Other, Question, SelfCheck, Shares};
-use serde_json::{Map, Value as Json, json};
+use gputrace_sim::whatif::{self, Answer, Confidence, Laboratory, Other, Question};
+use serde::Serialize;
 
 use super::tune::recorded_peak;
 use gputrace_analyse::doubts::doubt;
@@ -53,9 +55,9 @@ impl Machine {
 pub(super) struct Bench<'a> {
     pub(super) stream: &'a OpStream,
     pub(super) laboratory: Laboratory<'a>,
-    pub(super) self_check: SelfCheck,
+    pub(super) self_check: whatif::SelfCheck,
     /// What the replay cannot follow.
-    pub(super) reactions: Vec<Reaction>,
+    pub(super) warnings: Vec<Warning>,
     pub(super) machine: Machine,
     /// Whether the totals of the recorded setting come out.
     pub(super) totals: Totals,
@@ -74,7 +76,7 @@ pub(super) enum Totals {
 }
 
 impl Totals {
-    fn of(stream: &OpStream, laboratory: &Laboratory<'_>, check: &SelfCheck) -> Totals {
+    fn of(stream: &OpStream, laboratory: &Laboratory<'_>, check: &whatif::SelfCheck) -> Totals {
         let options = stream.settings.options.clone().unwrap_or_default();
         let as_recorded = Question {
             policy: stream.settings.policy.to_owned(),
@@ -120,7 +122,8 @@ impl<'a> Bench<'a> {
             .map_err(|why| format!("device {} cannot be replayed: {why}", stream.device))?;
         let self_check = laboratory.self_check(machine.torch_version);
         let totals = Totals::of(stream, &laboratory, &self_check);
-        Ok(Bench { stream, laboratory, self_check, reactions: reactions(stream), machine, totals })
+        let warnings = reactions(stream).iter().map(Warning::of).collect();
+        Ok(Bench { stream, laboratory, self_check, warnings, machine, totals })
     }
 
     pub(super) fn question(&self, policy: &str, options: &str) -> Question {
@@ -182,49 +185,228 @@ impl<'a> Bench<'a> {
         }
         let shares = self.laboratory.shares(&question, &answer.outcome);
         let shares = shares.filter(|_| self.machine.is_of_a_card());
-        Simulated { question, answer, n_requests: self.stream.n_requests(), shares }
+        Simulated {
+            confidence: answer.confidence,
+            n_requests: self.stream.n_requests(),
+            figures: Figures::of(question, answer, shares),
+        }
     }
 }
 
 /// What became of the requests under one allocator.
-pub(super) struct Simulated {
-    pub(super) question: Question,
-    pub(super) answer: Answer,
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Simulated {
+    /// How sure it is.
+    #[serde(with = "HowSure")]
+    pub confidence: Confidence,
+    /// What a replay says.
+    #[serde(flatten)]
+    pub figures: Figures,
+    #[serde(skip)]
     n_requests: usize,
-    /// How the card was shared, where one was asked about.
+}
+
+/// How sure a replay is: docs/VERDICTS.md.
+#[derive(Serialize)]
+#[serde(remote = "Confidence", rename_all = "lowercase")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) enum HowSure {
+    Exact,
+    Interval,
+    Bound,
+    Guess,
+}
+
+/// The figures of a replay.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Figures {
+    pub(super) policy: String,
+    pub(super) options: String,
+    torch_version: String,
+    device_memory_bytes: Option<u64>,
+    limit_bytes: Option<u64>,
+    /// Every request is served by the best guess.
+    pub fits: bool,
+    pub(super) peak_reserved_bytes: u64,
+    /// Smallest and largest peak among all guesses of the addresses.
+    pub(super) peak_reserved_range: (u64, u64),
+    pub(super) peak_allocated_bytes: u64,
+    peak_active_bytes: u64,
+    pub(super) peak_requested_bytes: u64,
+    peak_inactive_split_bytes: u64,
+    pub(super) num_device_alloc: u64,
+    pub(super) num_device_free: u64,
+    pub(super) num_alloc_retries: u64,
+    num_ooms: u64,
+    /// The policy's own numbers.
+    counters: BTreeMap<&'static str, u64>,
+    /// Ways in which unknown addresses were guessed.
+    pub n_guesses: usize,
+    /// How many of them ran out of memory.
+    pub n_guesses_out_of_memory: usize,
+    oom: Option<Oom>,
     pub(super) shares: Option<Shares>,
 }
 
+/// The request that failed.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Oom {
+    request: u64,
+    requested_bytes: u64,
+    segment_bytes: u64,
+    reserved_bytes: u64,
+    allocated_bytes: u64,
+    message: String,
+}
+
+/// How the memory was shared at the tightest moment.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct Shares {
+    pub(super) limit_bytes: u64,
+    fits: bool,
+    reserved_bytes: u64,
+    pub(super) others: Option<Vec<Held>>,
+    free_bytes: u64,
+    refused_bytes: Option<u64>,
+    #[serde(skip)]
+    is_charge_known: bool,
+}
+
+/// What another than the allocator held.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct Held {
+    owner: String,
+    pub(super) bytes: u64,
+}
+
+/// What the replay cannot follow.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Warning {
+    kind: &'static str,
+    count: u64,
+    call_site: Option<CallSite>,
+    pub(super) text: String,
+}
+
+impl Warning {
+    fn of(reaction: &Reaction) -> Warning {
+        let call_site = reaction.site.as_ref().map(CallSite::of);
+        Warning { kind: reaction.kind.name(), count: reaction.count, call_site, text: reaction.text() }
+    }
+}
+
+/// A line of the program.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct CallSite {
+    pub(super) function: String,
+    pub(super) file: String,
+    pub(super) line: u32,
+}
+
+impl CallSite {
+    pub(super) fn of(site: &Frame) -> CallSite {
+        CallSite { function: site.name.to_string(), file: site.file.to_string(), line: site.line }
+    }
+}
+
+/// Of how many requests the replay of the recorded setting knows the address.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct SelfCheck {
+    matching: usize,
+    of: usize,
+    torch_version: String,
+}
+
+impl SelfCheck {
+    pub(super) fn of(check: &whatif::SelfCheck) -> SelfCheck {
+        let torch_version = release(check.torch_version);
+        SelfCheck { matching: check.n_matching, of: check.n_requests, torch_version }
+    }
+}
+
+impl Figures {
+    fn of(question: Question, answer: Answer, shares: Option<whatif::Shares>) -> Figures {
+        let (outcome, books) = (&answer.outcome, &answer.outcome.books);
+        Figures {
+            policy: question.policy,
+            options: question.options,
+            torch_version: release(question.torch_version),
+            device_memory_bytes: question.device_memory,
+            limit_bytes: question.limit,
+            fits: outcome.fits(),
+            peak_reserved_bytes: books.reserved.peak,
+            peak_reserved_range: answer.peak_reserved_range,
+            peak_allocated_bytes: books.allocated.peak,
+            peak_active_bytes: books.active.peak,
+            peak_requested_bytes: books.requested.peak,
+            peak_inactive_split_bytes: books.inactive_split.peak,
+            num_device_alloc: books.n_device_alloc,
+            num_device_free: books.n_device_free,
+            num_alloc_retries: outcome.counter("num_alloc_retries"),
+            num_ooms: outcome.counter("num_ooms"),
+            counters: outcome.counters.iter().copied().collect(),
+            n_guesses: answer.n_oom.1,
+            n_guesses_out_of_memory: answer.n_oom.0,
+            shares: shares.map(Shares::of),
+            oom: answer.outcome.oom.map(|oom| Oom {
+                request: oom.request,
+                requested_bytes: oom.requested,
+                segment_bytes: oom.error.segment_bytes,
+                reserved_bytes: oom.reserved,
+                allocated_bytes: oom.allocated,
+                message: oom.error.message,
+            }),
+        }
+    }
+
+    /// As it would be given to `--policy`.
+    pub(super) fn named(&self) -> String {
+        name(&self.policy, &self.options)
+    }
+}
+
+impl Shares {
+    pub(super) fn of(shares: whatif::Shares) -> Shares {
+        Shares {
+            limit_bytes: shares.limit,
+            fits: shares.fits,
+            reserved_bytes: shares.reserved,
+            free_bytes: shares.free(),
+            refused_bytes: shares.refused,
+            is_charge_known: shares.is_charge_known,
+            others: shares
+                .others
+                .map(|others| others.into_iter().map(|(owner, bytes)| Held { owner, bytes }).collect()),
+        }
+    }
+}
+
 impl Simulated {
-    pub(super) fn peak_reserved(&self) -> u64 {
-        self.answer.outcome.books.reserved.peak
-    }
-
-    pub(super) fn peak_allocated(&self) -> u64 {
-        self.answer.outcome.books.allocated.peak
-    }
-
-    pub(super) fn fits(&self) -> bool {
-        self.answer.outcome.fits()
-    }
-
     /// What its figures alone do not say: how sure they are, whether it fits, where it fails.
     pub(super) fn remarks(&self) -> Vec<(Mood, String)> {
-        let (outcome, (low, high)) = (&self.answer.outcome, self.answer.peak_reserved_range);
+        let Figures { shares, oom, limit_bytes, device_memory_bytes, counters, .. } = &self.figures;
+        let (low, high) = self.figures.peak_reserved_range;
         let (low, high) = (iec(low), iec(high));
         let range = (low != high)
             .then(|| format!("reserved {low} to {high}, depending on addresses that are not in the trace"));
-        let shares = self
-            .shares
+        let shares = shares
             .as_ref()
             .map(|shares| (if shares.fits { Mood::Good } else { Mood::Bad }, self.shared(shares)));
-        let oom = outcome.oom.as_ref().map(|oom| {
-            let (asked, reserved, in_use) = (iec(oom.requested), iec(oom.reserved), iec(oom.allocated));
+        let oom = oom.as_ref().map(|oom| {
+            let asked = iec(oom.requested_bytes);
+            let (reserved, in_use) = (iec(oom.reserved_bytes), iec(oom.allocated_bytes));
             let at = format!("{} of {}", oom.request + 1, self.n_requests);
             format!("out of memory at request {at}: {asked} requested, {reserved} reserved, {in_use} in use")
         });
-        let capped =
-            (self.question.limit.zip(self.question.device_memory)).filter(|(limit, card)| limit > card);
+        let capped = limit_bytes.zip(*device_memory_bytes).filter(|(limit, card)| limit > card);
         let capped = capped.map(|(limit, card)| {
             let (limit, card) = (iec(limit), iec(card));
             let text = format!(
@@ -232,7 +414,8 @@ impl Simulated {
             );
             (Mood::Warning, text)
         });
-        let is_undefined = outcome.counter("pools_lost") + outcome.counter("failed_assertions") > 0;
+        let counts = |name: &str| counters.get(name).is_some_and(|n| *n > 0);
+        let is_undefined = counts("pools_lost") || counts("failed_assertions");
         let undefined =
             "PyTorch deletes, or fails to count, a released pool that is in use: the behaviour is undefined";
         capped
@@ -246,15 +429,16 @@ impl Simulated {
 
     /// How the card was shared, in a line.
     fn shared(&self, shares: &Shares) -> String {
-        let policy = &*self.question.policy;
+        let policy = &*self.figures.policy;
         let policy = if policy == torch::NAME { "PyTorch" } else { policy };
         let verdict = if shares.fits { "fits" } else { "does not fit" };
-        let mut line = format!("{verdict}: limit {} = {policy} {}", iec(shares.limit), iec(shares.reserved));
-        for (owner, bytes) in shares.others.iter().flatten() {
+        let (limit, reserved) = (iec(shares.limit_bytes), iec(shares.reserved_bytes));
+        let mut line = format!("{verdict}: limit {limit} = {policy} {reserved}");
+        for Held { owner, bytes } in shares.others.iter().flatten() {
             line += &format!(" + {owner} {}", iec(*bytes));
         }
-        line += &format!(" + free {}", iec(shares.free()));
-        if let Some(refused) = shares.refused {
+        line += &format!(" + free {}", iec(shares.free_bytes));
+        if let Some(refused) = shares.refused_bytes {
             line += &format!(", and {} more were requested", iec(refused));
         }
         line + match (&shares.others, shares.is_charge_known) {
@@ -267,81 +451,23 @@ impl Simulated {
             (Some(_), true) => "",
         }
     }
-
-    pub(super) fn json(&self) -> Json {
-        let Simulated { question, answer, .. } = self;
-        let (outcome, books) = (&answer.outcome, &answer.outcome.books);
-        let counters = outcome.counters.iter().map(|(name, value)| ((*name).to_owned(), json!(value)));
-        let oom = outcome.oom.as_ref().map(|oom| {
-            json!({
-                "request": oom.request,
-                "requested_bytes": oom.requested,
-                "segment_bytes": oom.error.segment_bytes,
-                "reserved_bytes": oom.reserved,
-                "allocated_bytes": oom.allocated,
-                "message": oom.error.message,
-            })
-        });
-        json!({
-            "policy": question.policy,
-            "options": question.options,
-            "torch_version": release(question.torch_version),
-            "device_memory_bytes": question.device_memory,
-            "limit_bytes": question.limit,
-            "confidence": answer.confidence.name(),
-            "fits": outcome.fits(),
-            "peak_reserved_bytes": books.reserved.peak,
-            "peak_reserved_range": [answer.peak_reserved_range.0, answer.peak_reserved_range.1],
-            "peak_allocated_bytes": books.allocated.peak,
-            "peak_active_bytes": books.active.peak,
-            "peak_requested_bytes": books.requested.peak,
-            "peak_inactive_split_bytes": books.inactive_split.peak,
-            "num_device_alloc": books.n_device_alloc,
-            "num_device_free": books.n_device_free,
-            "num_alloc_retries": outcome.counter("num_alloc_retries"),
-            "num_ooms": outcome.counter("num_ooms"),
-            "counters": counters.collect::<Map<_, _>>(),
-            "n_guesses": answer.n_oom.1,
-            "n_guesses_out_of_memory": answer.n_oom.0,
-            "oom": oom,
-            "shares": self.shares.as_ref().map(shares_json),
-        })
-    }
 }
 
 /// As it would be given to `--policy`.
 pub(super) fn named(question: &Question) -> String {
-    match question.options.as_str() {
-        "" => question.policy.clone(),
-        options => format!("{}:{options}", question.policy),
+    name(&question.policy, &question.options)
+}
+
+pub(super) fn name(policy: &str, options: &str) -> String {
+    match options {
+        "" => policy.to_owned(),
+        options => format!("{policy}:{options}"),
     }
 }
 
-fn shares_json(shares: &Shares) -> Json {
-    let other = |(owner, bytes): &(String, u64)| json!({"owner": owner, "bytes": bytes});
-    json!({
-        "limit_bytes": shares.limit,
-        "fits": shares.fits,
-        "reserved_bytes": shares.reserved,
-        "others": shares.others.as_ref().map(|others| others.iter().map(other).collect::<Vec<_>>()),
-        "free_bytes": shares.free(),
-        "refused_bytes": shares.refused,
-    })
-}
-
-/// What the replay cannot follow, for programs.
-pub(super) fn warnings_json(reactions: &[Reaction]) -> Json {
-    let warning = |reaction: &Reaction| {
-        let site = reaction.site.as_ref();
-        let site = site.map(|site| json!({"function": *site.name, "file": *site.file, "line": site.line}));
-        json!({"kind": reaction.kind.name(), "count": reaction.count, "call_site": site, "text": reaction.text()})
-    };
-    reactions.iter().map(warning).collect()
-}
-
 /// How well the recorded allocator is understood.
-pub(super) fn self_check(section: Section, check: &SelfCheck) -> Section {
-    let SelfCheck { torch_version, n_matching, n_requests, .. } = check;
+pub(super) fn self_check(section: Section, check: &whatif::SelfCheck) -> Section {
+    let whatif::SelfCheck { torch_version, n_matching, n_requests, .. } = check;
     let text = format!("{n_matching} of {n_requests} addresses match as PyTorch {}", release(*torch_version));
     let first = check.first.map(|first| {
         let (op, bytes) = (first.op, first.requested);
@@ -351,13 +477,4 @@ pub(super) fn self_check(section: Section, check: &SelfCheck) -> Section {
         )
     });
     section.remark("self_check", "self-check", Value::text(text), first.unwrap_or_default())
-}
-
-/// The same for programs.
-pub(super) fn self_check_json(check: &SelfCheck) -> Json {
-    json!({
-        "matching": check.n_matching,
-        "of": check.n_requests,
-        "torch_version": release(check.torch_version),
-    })
 }

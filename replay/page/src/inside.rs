@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Pjrt, PjrtAction, PjrtOrigin};
 use rustc_hash::{FxHashMap, FxHashSet};
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use super::cut;
 use super::shapes::Rectangle;
@@ -27,6 +27,15 @@ pub(super) struct Pools {
     /// Segments whose pool is known, by where they begin.
     segments: FxHashMap<(i16, u64), u16>,
     amounts: BTreeMap<(i16, u16), Amounts>,
+}
+
+/// A pool in words, and the lines at which graphs were captured into it.
+#[derive(Serialize)]
+pub(super) struct Described {
+    device: i16,
+    id: String,
+    what: String,
+    places: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,12 +114,12 @@ impl Pools {
     }
 
     /// Each in words, and the lines at which graphs were captured into it.
-    pub(super) fn described(&self, ledger: &Ledger) -> Vec<Json> {
+    pub(super) fn described(&self, ledger: &Ledger) -> Vec<Described> {
         let one = |key: &(i16, PoolId)| {
             let pool = ledger.torch_pools.pools.get(key);
             let (graph, user) = key.1;
-            let (name, places) = pool.map_or_else(Default::default, |pool| words(ledger, pool, graph > 0));
-            json!({"device": key.0, "id": format!("({graph}, {user})"), "what": name, "places": places})
+            let (what, places) = pool.map_or_else(Default::default, |pool| words(ledger, pool, graph > 0));
+            Described { device: key.0, id: format!("({graph}, {user})"), what, places }
         };
         self.known.iter().map(one).collect()
     }

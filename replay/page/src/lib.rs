@@ -60,10 +60,10 @@ const MOST_SHRINKS: usize = 12;
 
 /// What one file shows.
 pub struct Page {
-    summary: Json,
+    summary: Option<Summary>,
     chapters: Vec<Chapter>,
     /// What is said of all traces together.
-    job: Vec<Json>,
+    job: Vec<Section>,
 }
 
 /// One trace.
@@ -72,15 +72,16 @@ pub struct Chapter {
     /// When it began, counted from the first trace of the page.
     origin: u64,
     duration: u64,
-    report: Json,
+    report: Option<Part>,
     holders: Vec<(i16, Holder)>,
     owners: Vec<String>,
     sites: Vec<String>,
-    roles: Vec<Json>,
+    /// Names, and the rules that gave them.
+    roles: Vec<(String, String)>,
     stacks: Vec<Vec<Line>>,
     stack_of: FxHashMap<u32, u32>,
     /// PyTorch's private pools, by number.
-    pools: Vec<Json>,
+    pools: Vec<inside::Described>,
     /// The model's layers, by number.
     layers: Vec<String>,
     devices: Vec<(i16, String, Device)>,
@@ -115,8 +116,7 @@ impl Page {
                 chapter.findings.push((time, text));
             }
         }
-        let summary = serde_json::to_value(Summary::of(&stories)).unwrap_or_default();
-        Page { summary, chapters, job: job.iter().map(tables::section).collect() }
+        Page { summary: Some(Summary::of(&stories)), chapters, job: job.to_vec() }
     }
 
     /// The page for who is served it: it can ask for details ([`Chapter::detail`]).
@@ -160,17 +160,32 @@ impl Page {
     fn data(&self) -> io::Result<Vec<u8>> {
         let mut columns = Columns::default();
         let chapters: Vec<Json> = self.chapters.iter().map(|it| it.write(&mut columns)).collect();
-        written(&json!({"summary": self.summary, "job": self.job, "chapters": chapters}), &columns)
+        let job = self.job.iter().map(tables::section).collect();
+        written(Some(OfAll { summary: self.summary.as_ref(), job }), &chapters, &columns)
     }
 }
 
+/// What a page shows of all its traces.
+#[derive(Serialize)]
+struct OfAll<'a> {
+    summary: Option<&'a Summary>,
+    job: Vec<Json>,
+}
+
 /// A head and its columns, as a page reads them.
-fn written(head: &Json, columns: &Columns) -> io::Result<Vec<u8>> {
-    let (index, bytes) = columns.parts();
-    let mut head = head.clone();
-    head["format"] = json!("gputrace.page/1");
-    head["version"] = json!(env!("CARGO_PKG_VERSION"));
-    head["columns"] = json!(index);
+fn written(all: Option<OfAll>, chapters: &[Json], columns: &Columns) -> io::Result<Vec<u8>> {
+    #[derive(Serialize)]
+    struct Head<'a> {
+        format: &'static str,
+        version: &'static str,
+        columns: &'a [(usize, usize)],
+        chapters: &'a [Json],
+        #[serde(flatten)]
+        all: Option<OfAll<'a>>,
+    }
+    let (columns, bytes) = columns.parts();
+    let (format, version) = ("gputrace.page/1", env!("CARGO_PKG_VERSION"));
+    let head = serde_json::to_value(Head { format, version, columns, chapters, all })?;
     let head = serde_json::to_vec(&head)?;
     let length = u32::try_from(head.len()).map_err(io::Error::other)?;
     Ok([&length.to_le_bytes()[..], &head, bytes].concat())
@@ -202,7 +217,7 @@ impl Chapter {
             focus: None,
         };
         let mut chapter = Chapter::collected(story, source, detail, store);
-        chapter.report = tables::part(part);
+        chapter.report = Some(part.clone());
         let devices = chapter.devices.iter().map(|(ordinal, _, device)| (*ordinal, device)).collect();
         chapter.settings = settings::of(source, &devices);
         chapter
@@ -217,7 +232,7 @@ impl Chapter {
         let at = |since: u64| Nanos(story.start().0.saturating_add(since));
         let detail = Detail { focus: Some((at(from), at(to))), ..MOST };
         let chapter = Chapter::collected(story, source, detail, None);
-        Page { summary: Json::Null, chapters: vec![chapter], job: vec![] }.data()
+        Page { summary: None, chapters: vec![chapter], job: vec![] }.data()
     }
 
     /// A trace that was understood, without what is said of it, for its parts: all is written down in the store.
@@ -264,8 +279,8 @@ impl Chapter {
             devices.push(self.device(*ordinal, name, &pictures, &mut columns));
         }
         // What is said of the trace the page has.
-        let chapter = self.write_with(devices, (&Json::Null, &[]), &mut columns);
-        written(&json!({"chapters": [chapter]}), &columns)
+        let chapter = self.write_with(devices, (None, &[]), &mut columns);
+        written(None, &[chapter], &columns)
     }
 
     fn collected(story: &Story, source: &Source, detail: Detail, store: Option<Box<dyn Store>>) -> Chapter {
@@ -295,11 +310,11 @@ impl Chapter {
             start: story.start().0,
             origin: 0,
             duration: story.since_start(ledger.run.last).0,
-            report: Json::Null,
+            report: None,
             owners: owners.map(|owner| ledger.sites.owner(owner).to_owned()).collect(),
             sites: sites.map(|site| cut(&ledger.sites.site_name(site))).collect(),
             roles: lifetimes.map_or_else(Vec::new, |it| {
-                it.role_names.iter().map(|(name, rule)| json!([cut(name), cut(rule)])).collect()
+                it.role_names.iter().map(|(name, rule)| (cut(name), cut(rule))).collect()
             }),
             stacks: vec![],
             stack_of: FxHashMap::default(),
@@ -364,13 +379,13 @@ impl Chapter {
             )
         });
         let devices = devices.collect();
-        self.write_with(devices, (&self.report, &self.settings), columns)
+        self.write_with(devices, (self.report.as_ref(), &self.settings), columns)
     }
 
     fn write_with(
         &self,
         devices: Vec<DeviceJson>,
-        (report, settings): (&Json, &[Settings]),
+        (report, settings): (Option<&Part>, &[Settings]),
         columns: &mut Columns,
     ) -> Json {
         let mut frames: Vec<&Line> = vec![];
@@ -393,7 +408,7 @@ impl Chapter {
         json!({
             "origin_ns": self.origin,
             "duration_ns": self.duration,
-            "report": report,
+            "report": report.map(tables::part),
             "owners": self.owners,
             "sites": self.sites,
             "roles": self.roles,

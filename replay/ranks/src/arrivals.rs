@@ -11,6 +11,7 @@ use super::lateness::{Habit, Times};
 
 /// How a rank arrived at the collectives of one communicator.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Arrivals {
     /// The communicator.
     pub communicator: String,

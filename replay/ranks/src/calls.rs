@@ -467,6 +467,7 @@ pub struct SameFunction {
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub enum Ending {
     /// By itself.
     Exit,

@@ -10,6 +10,7 @@ pub(crate) use gputrace_trace::words::{rank_list, rank_names, ranks_wait};
 /// What kind of trouble.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub enum Kind {
     /// A rank gave NCCL another rank or number of ranks than fits.
     InitConflict,
@@ -124,6 +125,7 @@ impl Kind {
 /// How bad.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub enum Severity {
     /// The job hangs, or computes something else than it should.
     Error,
@@ -133,6 +135,7 @@ pub enum Severity {
 
 /// A place of the program.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Place {
     /// Function.
     pub function: String,
@@ -183,6 +186,7 @@ pub(super) fn short_path(path: &str) -> &str {
 
 /// A call as a rank made it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct CallText {
     /// Rank in the job of who made it.
     pub rank: u32,
@@ -222,6 +226,7 @@ fn is_one(n: &u64) -> bool {
 
 /// Something that is wrong.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Finding {
     /// Its kind.
     pub kind: Kind,

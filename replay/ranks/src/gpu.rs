@@ -29,6 +29,7 @@ const WORST: usize = 16;
 
 /// Measurements of the GPUs; left out where none was measured.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct GpuReport {
     /// The measurements of each rank.
     pub ranks: Vec<GpuRank>,
@@ -42,6 +43,7 @@ pub struct GpuReport {
 
 /// A rank's part.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct GpuRank {
     /// In the job.
     pub rank: u32,
@@ -54,6 +56,7 @@ pub struct GpuRank {
 
 /// A launch that was never seen to end.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Unfinished {
     /// Communicator.
     pub communicator: String,
@@ -69,6 +72,7 @@ pub struct Unfinished {
 
 /// Collectives of one kind.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct GpuCollective {
     /// Communicator.
     pub communicator: String,
@@ -84,6 +88,7 @@ pub struct GpuCollective {
 
 /// On one rank.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct GpuTime {
     /// In the job.
     pub rank: u32,
@@ -99,6 +104,7 @@ pub struct GpuTime {
 
 /// How a rank's GPU arrived at the collectives of one communicator.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct GpuArrivals {
     /// Communicator.
     pub communicator: String,
@@ -122,6 +128,7 @@ pub struct GpuArrivals {
 
 /// One collective.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct GpuWait {
     /// Communicator.
     pub communicator: String,

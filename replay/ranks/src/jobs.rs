@@ -81,6 +81,7 @@ impl Joined {
 /// How it is known which rank a process is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub enum RankSource {
     /// A call into NCCL says so.
     Nccl,

@@ -22,6 +22,7 @@ use gputrace_report::processes::{self, Node, Traced};
 
 /// `gputrace.ranks/1`.
 #[derive(Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Ranks {
     /// Which shape this is.
     pub schema: &'static str,
@@ -39,6 +40,7 @@ pub struct Ranks {
 /// How the communication of a job is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub enum Verdict {
     /// All ranks called the same.
     Consistent,
@@ -56,6 +58,7 @@ pub enum Verdict {
 
 /// A job.
 #[derive(Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct JobReport {
     /// How its communication is.
     pub verdict: Verdict,
@@ -100,6 +103,7 @@ pub struct JobReport {
 
 /// A rank.
 #[derive(Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct RankReport {
     /// In the job.
     pub rank: u32,
@@ -125,6 +129,7 @@ pub struct RankReport {
 
 /// An amount of an owner.
 #[derive(Clone, Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct OwnerBytes {
     /// Its owner.
     pub owner: String,
@@ -134,6 +139,7 @@ pub struct OwnerBytes {
 
 /// A communicator.
 #[derive(Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct CommunicatorReport {
     /// For people: the program's name for it, or a number.
     pub name: String,
@@ -155,6 +161,7 @@ pub struct CommunicatorReport {
 
 /// All ranks at the same point.
 #[derive(Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct MemoryReport {
     /// The communicator that counts.
     pub communicator: String,
@@ -173,6 +180,7 @@ pub struct MemoryReport {
 
 /// Memory that a rank held.
 #[derive(Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct RankBytes {
     /// In the job.
     pub rank: u32,
@@ -188,6 +196,7 @@ pub struct RankBytes {
 
 /// A place that holds another amount on one rank.
 #[derive(Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct UnevenBytes {
     /// In the job.
     pub rank: u32,
@@ -203,6 +212,7 @@ pub struct UnevenBytes {
 
 /// A process on a GPU that is not its own.
 #[derive(Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Stranger {
     /// Its rank.
     pub rank: u32,
@@ -226,6 +236,7 @@ pub struct Stranger {
 
 /// A GPU.
 #[derive(Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Gpu {
     /// Its host.
     pub host: String,

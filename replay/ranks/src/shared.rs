@@ -16,6 +16,7 @@ use super::shares::Token;
 
 /// Memory that one process made and others map.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Shared {
     /// Its creator: rank or trace; left out where no trace has it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,6 +40,7 @@ pub struct Shared {
 /// How it is known who made what a process maps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub enum Known {
     /// Both ends have the same handle.
     ByHandle,

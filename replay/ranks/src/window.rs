@@ -18,6 +18,7 @@ use super::tracks::Calls;
 
 /// From when on calls were compared.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Window {
     /// The rank whose trace begins last.
     pub rank: u32,
@@ -31,6 +32,7 @@ pub struct Window {
 
 /// The first call that was compared of an order of calls.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct FirstCall {
     /// The communicator.
     pub communicator: String,

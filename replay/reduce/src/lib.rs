@@ -266,9 +266,9 @@ fn of_server(
     let found = budgets(source, &Categories::default(), None);
     let found = found.map_err(|why| left_out.push(format!("budget: {why}"))).ok()?;
     let trace = source.requests().map_err(ToString::to_string);
-    let Reply { part, json } = budget::reply(&found, &trace, Machine::default(), &[]);
+    let Reply { part, answer } = budget::reply(&found, &trace, Machine::default(), &[]);
     answers.push(("budget", part));
-    Some(json)
+    serde_json::to_value(answer).ok()
 }
 
 impl Understood<'_> {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use gputrace_schemas::event::{Bytes, Nanos};
 use serde::de::DeserializeOwned;
 
+use serde_json::Value as Json;
+
 use super::Head;
 use super::kept::KeptPart;
 use super::rows::{BEHIND, Row, Rows, SCHEMA, VERSION, Whose};
@@ -248,8 +250,8 @@ impl Summary {
     ///
     /// # Errors
     /// It is not in the summary, or damaged.
-    pub fn budget(&self) -> Result<Reply, Error> {
-        Ok(Reply { part: self.answer("budget")?, json: self.json(self.answered(BUDGET_JSON)?)? })
+    pub fn budget(&self) -> Result<Reply<Json>, Error> {
+        Ok(Reply { part: self.answer("budget")?, answer: self.json(self.answered(BUDGET_JSON)?)? })
     }
 
     /// Its row.

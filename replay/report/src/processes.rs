@@ -32,6 +32,7 @@ impl<'a> Traced<'a> {
 
 /// A process and those that it started.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Node {
     /// Its host.
     pub host: String,

@@ -10,8 +10,9 @@ use gputrace_analyse::story::Story;
 use gputrace_analyse::unaccounted::trend;
 use gputrace_trace::ledger::{Cause, DeviceBooks, GpuTimed, Ledger, Sampled, TorchBooks};
 
-/// `gputrace.summary/1`.
+/// The figures of each process: `gputrace.summary/1`.
 #[derive(Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Summary {
     /// Which shape this is.
     pub schema: &'static str,
@@ -23,6 +24,7 @@ pub struct Summary {
 
 /// A process.
 #[derive(Deserialize, Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct ProcessSummary {
     /// The file.
     pub trace: String,
@@ -53,6 +55,7 @@ pub struct ProcessSummary {
 
 /// Host memory that the driver knows.
 #[derive(Deserialize, Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct HostSummary {
     /// Most bytes.
     pub peak_bytes: u64,
@@ -68,6 +71,7 @@ pub struct HostSummary {
 
 /// A device of a process.
 #[derive(Deserialize, Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct DeviceSummary {
     /// Ordinal in the process; -1 where it is not known.
     pub device: i16,
@@ -99,6 +103,7 @@ pub struct DeviceSummary {
 
 /// Unaccounted bytes over time.
 #[derive(Deserialize, Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct UnaccountedSummary {
     /// After the first step, where steps are known.
     pub first_step_bytes: Option<i64>,
@@ -116,6 +121,7 @@ pub struct UnaccountedSummary {
 
 /// Code of an owner.
 #[derive(Deserialize, Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct CodeSummary {
     /// The owner that loaded it.
     pub owner: String,
@@ -125,6 +131,7 @@ pub struct CodeSummary {
 
 /// One sample, and what explains it.
 #[derive(Deserialize, Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct SampleSummary {
     /// Since the start of the trace.
     pub time_ns: u64,
@@ -152,6 +159,7 @@ pub struct SampleSummary {
 
 /// Memory that the driver allocated on a device.
 #[derive(Deserialize, Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct DriverSummary {
     /// Objects allocated.
     pub allocs: u64,
@@ -167,6 +175,7 @@ pub struct DriverSummary {
 
 /// PyTorch's figures; as `torch.cuda.memory_stats()` names them in parentheses.
 #[derive(Deserialize, Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct TorchSummary {
     /// `native`, `cudaMallocAsync` or `uncached`.
     pub backend: Cow<'static, str>,
@@ -192,6 +201,7 @@ pub struct TorchSummary {
 
 /// An owner of memory.
 #[derive(Deserialize, Serialize, Debug)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct OwnerSummary {
     /// Name.
     pub owner: String,

@@ -1,8 +1,10 @@
 //! `gputrace budget`: what a server's memory goes to, in rows that add up to the driver's figure.
 
+use std::collections::BTreeMap;
+
 use gputrace_schemas::event::{Bytes, Nanos};
 use rustc_hash::FxHashMap;
-use serde_json::{Map, Value as Json, json};
+use serde::Serialize;
 
 use super::Reply;
 use super::whatif::Machine;
@@ -12,7 +14,7 @@ use gputrace_report::sharing::Sharing;
 use gputrace_report::{part, sections::device_name};
 use gputrace_trace::import::Trace;
 use gputrace_trace::ledger::SiteId;
-use gputrace_trace::ledger::pools::Pool;
+use gputrace_trace::ledger::pools::{Pool, PoolId};
 use gputrace_trace::words::{bytes, time};
 
 mod settings;
@@ -24,6 +26,78 @@ const KEEPERS: usize = 10;
 /// Graphs, at most.
 const GRAPHS: usize = 30;
 
+/// What a server's memory goes to: in each column the rows add up to `total_bytes`, the driver's figure.
+#[derive(Serialize)]
+#[serde(tag = "schema", rename = "gputrace.budget/1")]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Answer {
+    trace: Option<String>,
+    pid: Option<u32>,
+    rank: Option<u32>,
+    doubts: Option<String>,
+    devices: Vec<OfDevice>,
+}
+
+/// The budget of a device.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct OfDevice {
+    device: i16,
+    name: Option<String>,
+    card_bytes: Option<u64>,
+    /// The UUID of the MIG instance that the device is.
+    mig_instance: Option<String>,
+    /// Whether the process ran under MPS there; null if it may have.
+    mps_client: Option<bool>,
+    mps_limit_bytes: Option<u64>,
+    columns: Vec<OfMoment>,
+    meanings: BTreeMap<&'static str, &'static str>,
+    graphs: Vec<Graph>,
+    between: Option<Between>,
+    settings: Settings,
+}
+
+/// The rows at one moment.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct OfMoment {
+    name: String,
+    why: String,
+    time_ns: u64,
+    rows: BTreeMap<&'static str, i64>,
+    total_bytes: i64,
+    #[cfg_attr(feature = "schemas", schemars(extend("enum" = ["nvml_process", "nvml_card", "handed_out"])))]
+    figure: &'static str,
+    sampled_ns: Option<u64>,
+    is_sampled_then: bool,
+    others_bytes: Option<i64>,
+    free_bytes: Option<i64>,
+}
+
+/// What was held at both of two moments.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Between {
+    before: OfMoment,
+    after: OfMoment,
+    kept: BTreeMap<&'static str, i64>,
+    keepers: Vec<Keeper>,
+}
+
+/// A CUDA graph.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Graph {
+    graph: u64,
+    pool: String,
+    reserved_bytes: u64,
+    /// What only it holds.
+    own_bytes: Option<u64>,
+    /// Other graphs of its pool.
+    shared_with: usize,
+    captured_at: String,
+}
+
 /// The answer about all devices of a trace. `trace` is the same as requests, or why it cannot be had.
 #[must_use]
 pub fn reply(
@@ -31,16 +105,17 @@ pub fn reply(
     trace: &Result<&Trace, String>,
     machine: Machine,
     utilizations: &[f64],
-) -> Reply {
-    let (mut sections, mut json) = (vec![], vec![]);
+) -> Reply<Answer> {
+    let (mut sections, mut devices) = (vec![], vec![]);
     for budget in &budgets.devices {
         let course = Course { budgets, budget, machine, utilizations };
         let settings = Settings::of(&course, trace);
+        let graphs = graphs(budgets, budget);
         sections.push(table(budgets, budget));
-        sections.extend(graphs(budgets, budget));
+        sections.extend(graphs_section(budgets, budget, &graphs));
         sections.extend(between(budgets, budget));
         sections.extend(settings.sections());
-        json.push(device_json(budgets, budget, &settings));
+        devices.push(of_device(budgets, budget, graphs, settings));
     }
     if sections.is_empty() {
         let nothing = Section::new("budget", "Budget").line(Mood::Note, "no device memory was held");
@@ -48,17 +123,8 @@ pub fn reply(
     }
     // What the file does not hold comes first.
     let Part { title, trace, pid, rank, sections, .. } = part(&budgets.story, sections);
-    let (traced, shown) = (trace.clone(), budgets.story.caveats());
-    let json = json!({
-        "schema": "gputrace.budget/1",
-        "trace": traced,
-        "pid": pid,
-        "rank": rank,
-        "doubts": shown,
-        "devices": json,
-    });
-    let part = Part { title, trace, pid, rank, sections, ..Part::default() };
-    Reply { part, json }
+    let answer = Answer { trace: trace.clone(), pid, rank, doubts: budgets.story.caveats(), devices };
+    Reply { part: Part { title, trace, pid, rank, sections, ..Part::default() }, answer }
 }
 
 /// Keys of the columns; no more moments than these are shown.
@@ -156,33 +222,46 @@ fn carried(budgets: &Budgets, column: &Column) -> Option<String> {
 }
 
 /// What each graph holds, and shares.
-fn graphs(budgets: &Budgets, budget: &Budget) -> Option<Section> {
+fn graphs(budgets: &Budgets, budget: &Budget) -> Vec<Graph> {
+    let ledger = &budgets.story.ledger;
+    let column = budget.columns.first();
+    let of_pool = |((_, (graph, user)), pool): (&(i16, PoolId), &Pool)| {
+        let of = |it: &gputrace_trace::ledger::pools::Graph| Graph {
+            graph: it.number,
+            pool: format!("({graph}, {user})"),
+            reserved_bytes: it.reserved.0,
+            own_bytes: column.map(|column| own_bytes(budgets, column, it.since)),
+            shared_with: pool.graphs.len() - 1,
+            captured_at: ledger.sites.site_name(it.site),
+        };
+        pool.graphs.iter().map(of).collect::<Vec<_>>()
+    };
+    let pools = ledger.torch_pools.pools.iter().filter(|((device, _), _)| *device == budget.device);
+    pools.flat_map(of_pool).collect()
+}
+
+fn graphs_section(budgets: &Budgets, budget: &Budget, graphs: &[Graph]) -> Option<Section> {
     let story = &budgets.story;
-    let pools = story.ledger.torch_pools.pools.iter().filter(|((device, _), _)| *device == budget.device);
-    let mut graphs: Vec<_> =
-        pools.flat_map(|(key, pool)| pool.graphs.iter().map(move |it| (it, key.1, pool))).collect();
-    graphs.sort_by_key(|(graph, ..)| graph.number);
     let column = budget.columns.first()?;
-    let own = |since: Nanos| own_bytes(budgets, column, since);
+    let mut graphs = graphs.to_vec();
+    graphs.sort_by_key(|graph| graph.graph);
     let table = Table::of(
         "graphs",
         &graphs,
         &[
-            ("graph", "graph", &|(graph, ..)| Value::Count(graph.number)),
-            ("pool", "pool", &|(_, (graph, user), _)| Value::text(format!("({graph}, {user})"))),
-            ("reserved_bytes", "pool grew", &|(graph, ..)| Value::Bytes(graph.reserved)),
-            ("own_bytes", "only it holds", &|(graph, ..)| Value::Bytes(Bytes(own(graph.since)))),
-            ("shared_with", "share pool", &|(.., pool)| Value::Count(pool.graphs.len() as u64 - 1)),
-            ("captured_at", "captured at", &|(graph, ..)| {
-                Value::text(story.ledger.sites.site_name(graph.site))
-            }),
+            ("graph", "graph", &|it| Value::Count(it.graph)),
+            ("pool", "pool", &|it| Value::text(&*it.pool)),
+            ("reserved_bytes", "pool grew", &|it| Value::Bytes(Bytes(it.reserved_bytes))),
+            ("own_bytes", "only it holds", &|it| Value::bytes(it.own_bytes)),
+            ("shared_with", "share pool", &|it| Value::Count(it.shared_with as u64)),
+            ("captured_at", "captured at", &|it| Value::text(&*it.captured_at)),
         ],
     );
     if table.rows.is_empty() {
         return None;
     }
     let section = Section::new("graphs", format!("CUDA graphs of {}", device_name(story, budget.device)));
-    let held: u64 = graphs.iter().map(|(graph, ..)| own(graph.since)).sum();
+    let held: u64 = graphs.iter().filter_map(|it| it.own_bytes).sum();
     let reserved: u64 = story
         .ledger
         .torch_pools
@@ -236,27 +315,38 @@ fn kept_of(row: Row, (before, after): (&Column, &Column), kept: &FxHashMap<Row, 
 }
 
 /// A line whose memory was there at both moments.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 struct Keeper {
-    row: Row,
-    site: SiteId,
-    bytes: u64,
+    row: &'static str,
+    #[serde(skip)]
+    name: &'static str,
+    kept_bytes: u64,
     objects: u64,
-    pins: u64,
+    /// The most free memory in one segment that a block of the line keeps from `empty_cache`.
+    pinned_bytes: u64,
+    call_site: String,
 }
 
-fn keepers(before: &Column, after: &Column) -> Vec<Keeper> {
+fn keepers(budgets: &Budgets, before: &Column, after: &Column) -> Vec<Keeper> {
     let mut lines: FxHashMap<(Row, SiteId), Keeper> = FxHashMap::default();
     let both = |(thing, _): &(&Thing, &Item)| before.items.contains_key(*thing);
     for (_, item) in after.items.iter().filter(both) {
-        let nothing = Keeper { row: item.row, site: item.site, bytes: 0, objects: 0, pins: 0 };
-        let keeper = lines.entry((item.row, item.site)).or_insert(nothing);
-        keeper.bytes = keeper.bytes.saturating_add(item.bytes);
+        let keeper = lines.entry((item.row, item.site)).or_insert_with(|| Keeper {
+            row: item.row.key(),
+            name: item.row.name(),
+            kept_bytes: 0,
+            objects: 0,
+            pinned_bytes: 0,
+            call_site: budgets.story.ledger.sites.site_name(item.site),
+        });
+        keeper.kept_bytes = keeper.kept_bytes.saturating_add(item.bytes);
         keeper.objects += 1;
-        keeper.pins = keeper.pins.max(item.pins);
+        keeper.pinned_bytes = keeper.pinned_bytes.max(item.pins);
     }
-    let mut lines: Vec<Keeper> = lines.into_values().collect();
-    lines.sort_by_key(|keeper| (std::cmp::Reverse(keeper.bytes.max(keeper.pins)), keeper.row, keeper.site));
-    lines
+    let mut lines: Vec<_> = lines.into_iter().collect();
+    lines.sort_by_key(|(place, it)| (std::cmp::Reverse(it.kept_bytes.max(it.pinned_bytes)), *place));
+    lines.into_iter().map(|(_, keeper)| keeper).collect()
 }
 
 fn between(budgets: &Budgets, budget: &Budget) -> Option<Section> {
@@ -296,16 +386,15 @@ fn between(budgets: &Budgets, budget: &Budget) -> Option<Section> {
         Value::Missing,
     ]);
     let title = format!("Memory freed between {} and {}", before.name, after.name);
-    let lines = keepers(before, after);
     let lines = Table::of(
         "keepers",
-        &lines,
+        &keepers(budgets, before, after),
         &[
-            ("row", "what", &|it| Value::text(it.row.name())),
-            ("kept_bytes", "kept", &|it| Value::Bytes(Bytes(it.bytes))),
+            ("row", "what", &|it| Value::text(it.name)),
+            ("kept_bytes", "kept", &|it| Value::Bytes(Bytes(it.kept_bytes))),
             ("objects", "objects", &|it| Value::Count(it.objects)),
-            ("pinned_bytes", "pins free", &|it| Value::Bytes(Bytes(it.pins))),
-            ("call_site", "line", &|it| Value::text(story.ledger.sites.site_name(it.site))),
+            ("pinned_bytes", "pins free", &|it| Value::Bytes(Bytes(it.pinned_bytes))),
+            ("call_site", "line", &|it| Value::text(&*it.call_site)),
         ],
     );
     let when = |column: &Column| time(story.since_start(column.bill.time));
@@ -317,79 +406,49 @@ fn between(budgets: &Budgets, budget: &Budget) -> Option<Section> {
     Some(Section::new("between", title).table(table).table(lines.keep(KEEPERS, 1)).line(Mood::Note, text))
 }
 
-fn rows_json(bill: &Bill) -> Json {
-    let known = |row: &&Row| amount(bill, **row) != Value::Missing;
-    let rows = Row::ALL.iter().filter(known).map(|row| (row.key().to_owned(), json!(bill.of(*row))));
-    rows.collect::<Map<_, _>>().into()
-}
-
-fn column_json(budgets: &Budgets, column: &Column) -> Json {
+fn of_moment(budgets: &Budgets, column: &Column) -> OfMoment {
     let bill = &column.bill;
-    json!({
-        "name": column.name,
-        "why": column.why,
-        "time_ns": budgets.story.since_start(bill.time).0,
-        "rows": rows_json(bill),
-        "total_bytes": bill.total,
-        "figure": bill.figure.name(),
-        "sampled_ns": bill.sampled.map(|time| budgets.story.since_start(time).0),
-        "is_sampled_then": bill.is_sampled_then,
-        "others_bytes": bill.others,
-        "free_bytes": bill.free,
-    })
+    let known = |row: &&Row| amount(bill, **row) != Value::Missing;
+    let since = |time: Nanos| budgets.story.since_start(time).0;
+    OfMoment {
+        name: column.name.clone(),
+        why: column.why.clone(),
+        time_ns: since(bill.time),
+        rows: Row::ALL.iter().filter(known).map(|row| (row.key(), bill.of(*row))).collect(),
+        total_bytes: bill.total,
+        figure: bill.figure.name(),
+        sampled_ns: bill.sampled.map(since),
+        is_sampled_then: bill.is_sampled_then,
+        others_bytes: bill.others,
+        free_bytes: bill.free,
+    }
 }
 
-fn between_json(budgets: &Budgets, before: &Column, after: &Column) -> Json {
+fn of_between(budgets: &Budgets, before: &Column, after: &Column) -> Between {
     let held = kept(before, after);
-    let rows =
-        Row::ALL.iter().map(|row| (row.key().to_owned(), json!(kept_of(*row, (before, after), &held))));
-    let sites = &budgets.story.ledger.sites;
-    let keeper = |keeper: Keeper| {
-        json!({
-            "row": keeper.row.key(),
-            "kept_bytes": keeper.bytes,
-            "objects": keeper.objects,
-            "pinned_bytes": keeper.pins,
-            "call_site": sites.site_name(keeper.site),
-        })
-    };
-    json!({
-        "before": column_json(budgets, before),
-        "after": column_json(budgets, after),
-        "kept": rows.collect::<Map<_, _>>(),
-        "keepers": keepers(before, after).into_iter().map(keeper).collect::<Vec<_>>(),
-    })
+    let kept = Row::ALL.iter().map(|row| (row.key(), kept_of(*row, (before, after), &held)));
+    Between {
+        before: of_moment(budgets, before),
+        after: of_moment(budgets, after),
+        kept: kept.collect(),
+        keepers: keepers(budgets, before, after),
+    }
 }
 
-fn device_json(budgets: &Budgets, budget: &Budget, settings: &Settings) -> Json {
+fn of_device(budgets: &Budgets, budget: &Budget, graphs: Vec<Graph>, settings: Settings) -> OfDevice {
     let story = &budgets.story;
     let sharing = Sharing::of(story, budget.device);
-    let column = budget.columns.first();
-    let pools = story.ledger.torch_pools.pools.iter().filter(|((device, _), _)| *device == budget.device);
-    let graphs = pools.flat_map(|((_, (graph, user)), pool)| {
-        pool.graphs.iter().map(move |it| {
-            json!({
-                "graph": it.number,
-                "pool": format!("({graph}, {user})"),
-                "reserved_bytes": it.reserved.0,
-                "own_bytes": column.map(|column| own_bytes(budgets, column, it.since)),
-                "shared_with": pool.graphs.len() - 1,
-                "captured_at": story.ledger.sites.site_name(it.site),
-            })
-        })
-    });
-    let meanings = Row::ALL.iter().map(|row| (row.key().to_owned(), json!(row.meaning())));
-    json!({
-        "device": budget.device,
-        "name": story.device(budget.device).map(|device| device.name.clone()),
-        "card_bytes": story.device(budget.device).map(|device| device.total.0),
-        "mig_instance": sharing.instance,
-        "mps_client": sharing.is_client,
-        "mps_limit_bytes": sharing.limit.map(|limit| limit.0),
-        "columns": budget.columns.iter().map(|it| column_json(budgets, it)).collect::<Vec<_>>(),
-        "meanings": meanings.collect::<Map<_, _>>(),
-        "graphs": graphs.collect::<Vec<_>>(),
-        "between": budget.between.as_ref().map(|(before, after)| between_json(budgets, before, after)),
-        "settings": settings.json(),
-    })
+    OfDevice {
+        device: budget.device,
+        name: story.device(budget.device).map(|device| device.name.clone()),
+        card_bytes: story.device(budget.device).map(|device| device.total.0),
+        mig_instance: sharing.instance,
+        mps_client: sharing.is_client,
+        mps_limit_bytes: sharing.limit.map(|limit| limit.0),
+        columns: budget.columns.iter().map(|it| of_moment(budgets, it)).collect(),
+        meanings: Row::ALL.iter().map(|row| (row.key(), row.meaning())).collect(),
+        graphs,
+        between: budget.between.as_ref().map(|(before, after)| of_between(budgets, before, after)),
+        settings,
+    }
 }

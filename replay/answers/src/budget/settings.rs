@@ -10,7 +10,7 @@ use gputrace_sim::effort;
 use gputrace_sim::ops::{AllocId, Op, OpStream, Others};
 use gputrace_sim::policies::torch;
 use gputrace_sim::whatif::{Laboratory, Other, Question};
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use crate::whatif::{Bench, Machine};
 use gputrace_analyse::budget::{Budget, Budgets};
@@ -37,14 +37,29 @@ pub(super) struct Course<'a> {
 }
 
 /// What was found for a device, or why nothing could be.
-pub(super) struct Settings(Result<Found, String>);
+#[derive(Serialize)]
+#[serde(untagged)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) enum Settings {
+    Found(Found),
+    Nothing { why_not: String },
+}
 
-struct Found {
-    limit: Option<(u64, String)>,
-    cache: Result<Cache, String>,
-    rows: Vec<Row>,
-    doubt: Option<String>,
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct Found {
+    limit_bytes: Option<u64>,
+    limit_is: Option<String>,
+    /// The most that was held of it.
+    cache_bytes: Option<u64>,
+    cache_blocks: Option<usize>,
+    #[serde(skip)]
+    cache_block: Option<u64>,
+    no_cache: Option<String>,
+    largest_cache_bytes: Option<u64>,
     is_charge_known: bool,
+    doubt: Option<String>,
+    rows: Vec<Row>,
 }
 
 /// The cache as it was recorded.
@@ -59,20 +74,23 @@ struct Cache {
 }
 
 /// A setting.
+#[derive(Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 struct Row {
-    name: String,
+    setting: String,
     /// The most that PyTorch reserves.
-    peak: u64,
+    peak_reserved_bytes: u64,
     /// What it reserves when the server is ready.
-    ready: Option<u64>,
+    ready_reserved_bytes: Option<u64>,
     fits: bool,
     /// The largest cache that fits.
-    cache: Option<u64>,
+    largest_cache_bytes: Option<u64>,
 }
 
 impl Settings {
     pub(super) fn of(course: &Course, trace: &Result<&Trace, String>) -> Settings {
-        Settings(trace.as_ref().map_err(Clone::clone).and_then(|trace| course.found(trace)))
+        let found = trace.as_ref().map_err(Clone::clone).and_then(|trace| course.found(trace));
+        found.map_or_else(|why_not| Settings::Nothing { why_not }, Settings::Found)
     }
 }
 
@@ -125,7 +143,19 @@ impl Course<'_> {
         }
         let is_charge_known = self.machine.other.is_some()
             || stream.others.as_ref().is_some_and(|others| others.is_charge_known);
-        Ok(Found { limit, cache, rows, doubt: bench.doubt(), is_charge_known })
+        let (limit_bytes, limit_is) = limit.unzip();
+        Ok(Found {
+            limit_bytes,
+            limit_is,
+            cache_bytes: cache.as_ref().ok().map(|cache| cache.bytes),
+            cache_blocks: cache.as_ref().ok().map(|cache| cache.n_blocks),
+            cache_block: cache.as_ref().ok().and_then(|cache| cache.block),
+            no_cache: cache.err(),
+            largest_cache_bytes: rows.first().and_then(|row| row.largest_cache_bytes),
+            is_charge_known,
+            doubt: bench.doubt(),
+            rows,
+        })
     }
 
     fn card(&self) -> Option<u64> {
@@ -341,11 +371,17 @@ impl Runs<'_> {
         let ready = self.ready.map(|n| n.saturating_sub(n_before)).filter(|n| *n > 0);
         let ready = ready.and_then(|n| reserved.get(n - 1)).copied();
         let fits = laboratory.guess(question).map_err(|error| error.to_string())?.fits();
-        let cache = match self.cache {
+        let largest_cache_bytes = match self.cache {
             Some(cache) if question.limit.is_some() => largest(stream, cache, question)?,
             _ => None,
         };
-        Ok(Row { name: name.to_owned(), peak: outcome.books.reserved.peak, ready, fits, cache })
+        Ok(Row {
+            setting: name.to_owned(),
+            peak_reserved_bytes: outcome.books.reserved.peak,
+            ready_reserved_bytes: ready,
+            fits,
+            largest_cache_bytes,
+        })
     }
 }
 
@@ -396,11 +432,13 @@ impl Settings {
     pub(super) fn sections(&self) -> Vec<Section> {
         let title = "What a setting would free, and the largest KV cache that fits";
         let section = Section::new("settings", title);
-        let found = match &self.0 {
-            Ok(found) => found,
-            Err(why) => return vec![section.line(Mood::Note, format!("cannot tell: {why}"))],
+        let found = match self {
+            Settings::Found(found) => found,
+            Settings::Nothing { why_not } => {
+                return vec![section.line(Mood::Note, format!("cannot tell: {why_not}"))];
+            }
         };
-        let recorded = found.rows.first().map(|row| (row.peak, row.ready));
+        let recorded = found.rows.first().map(|row| (row.peak_reserved_bytes, row.ready_reserved_bytes));
         let less = |old: Option<u64>, new: Option<u64>| match (old, new) {
             (Some(old), Some(new)) => Value::Difference(old as i64 - new as i64),
             _ => Value::Missing,
@@ -409,79 +447,58 @@ impl Settings {
             "settings",
             &found.rows,
             &[
-                ("setting", "setting", &|row| Value::text(&row.name)),
-                ("peak_reserved_bytes", "reserved", &|row| Value::Bytes(Bytes(row.peak))),
+                ("setting", "setting", &|row| Value::text(&row.setting)),
+                ("peak_reserved_bytes", "reserved", &|row| Value::Bytes(Bytes(row.peak_reserved_bytes))),
                 ("freed_at_peak_bytes", "frees at peak", &|row| {
-                    less(recorded.map(|it| it.0), Some(row.peak))
+                    less(recorded.map(|it| it.0), Some(row.peak_reserved_bytes))
                 }),
-                ("freed_at_ready_bytes", "when ready", &|row| less(recorded.and_then(|it| it.1), row.ready)),
-                ("largest_cache_bytes", "largest cache", &|row| Value::bytes(row.cache)),
+                ("freed_at_ready_bytes", "when ready", &|row| {
+                    less(recorded.and_then(|it| it.1), row.ready_reserved_bytes)
+                }),
+                ("largest_cache_bytes", "largest cache", &|row| Value::bytes(row.largest_cache_bytes)),
             ],
         );
         let mut section = section.table(table);
-        match (&found.cache, found.rows.first().and_then(|row| row.cache), &found.limit) {
-            (Ok(cache), Some(largest), Some((limit, why))) => {
-                let blocks = match (cache.block, cache.n_blocks) {
+        let cache = found.cache_bytes.zip(found.cache_blocks);
+        let limit = found.limit_bytes.zip(found.limit_is.as_ref());
+        match (cache, found.largest_cache_bytes, limit) {
+            (Some((recorded, n_blocks)), Some(largest), Some((limit, why))) => {
+                let blocks = match (found.cache_block, n_blocks) {
                     (_, 1) => "in one block".to_owned(),
                     (Some(block), n) => format!(
                         "in {n} blocks of {} each (recorded: {})",
-                        bytes(Bytes(scale(block, largest, cache.bytes))),
+                        bytes(Bytes(scale(block, largest, recorded))),
                         bytes(Bytes(block))
                     ),
                     (None, n) => format!("in {n} blocks, all scaled alike"),
                 };
                 let text = format!(
                     "largest KV cache that fits in {} ({why}): {}, {blocks}; recorded: {}",
-                    bytes(Bytes(*limit)),
+                    bytes(Bytes(limit)),
                     bytes(Bytes(largest)),
-                    bytes(Bytes(cache.bytes))
+                    bytes(Bytes(recorded))
                 );
                 section = section.line(Mood::Good, text);
             }
-            (Ok(_), None, Some((limit, why))) => {
+            (Some(_), None, Some((limit, why))) => {
                 let text = format!(
                     "no KV cache fits in {} ({why}): the rest alone does not fit",
-                    bytes(Bytes(*limit))
+                    bytes(Bytes(limit))
                 );
                 section = section.line(Mood::Bad, text);
             }
-            (Ok(_), _, None) => {
+            (Some(_), _, None) => {
                 section = section
                     .line(Mood::Note, "the size of the card is not known: give --limit or --device-memory");
             }
-            (Err(why), ..) => section = section.line(Mood::Note, why.clone()),
+            (None, ..) => {
+                section = section.lines(found.no_cache.clone().map(|why| (Mood::Note, why)));
+            }
         }
         let note = "the run was replayed with each setting. Requests stay as recorded; contexts, code and libraries count with their maximum. A dropped graph frees only the memory that its capture requested; eager requests that would replace it are not counted";
         section = section.line(Mood::Note, note);
         let charge =
             "the CUDA context and code also need memory, which this trace does not show (--other BYTES)";
         vec![section.warn(found.doubt.clone()).warn((!found.is_charge_known).then(|| charge.to_owned()))]
-    }
-
-    pub(super) fn json(&self) -> Json {
-        let found = match &self.0 {
-            Ok(found) => found,
-            Err(why) => return json!({"why_not": why}),
-        };
-        let row = |row: &Row| {
-            json!({
-                "setting": row.name,
-                "peak_reserved_bytes": row.peak,
-                "ready_reserved_bytes": row.ready,
-                "fits": row.fits,
-                "largest_cache_bytes": row.cache,
-            })
-        };
-        json!({
-            "limit_bytes": found.limit.as_ref().map(|(limit, _)| limit),
-            "limit_is": found.limit.as_ref().map(|(_, why)| why),
-            "cache_bytes": found.cache.as_ref().ok().map(|cache| cache.bytes),
-            "cache_blocks": found.cache.as_ref().ok().map(|cache| cache.n_blocks),
-            "no_cache": found.cache.as_ref().err(),
-            "largest_cache_bytes": found.rows.first().and_then(|row| row.cache),
-            "is_charge_known": found.is_charge_known,
-            "doubt": found.doubt,
-            "rows": found.rows.iter().map(row).collect::<Vec<_>>(),
-        })
     }
 }

@@ -91,7 +91,7 @@ fn what_is_asked_for_is_named_and_the_recorded_card_only_where_it_is_too_small()
     let cut = "if a value does not fit, the chart shows how much it would reserve".to_owned();
     let asked = with(|at| {
         let others = Some(vec![("CUDA context".into(), at * GIB / 4)]);
-        let shares = Shares {
+        let shares = gputrace_sim::whatif::Shares {
             limit: 3 * GIB,
             fits: at < 3,
             reserved: at * GIB,
@@ -99,7 +99,7 @@ fn what_is_asked_for_is_named_and_the_recorded_card_only_where_it_is_too_small()
             is_charge_known: true,
             refused: None,
         };
-        Room::of(Machine { limit: Some(Bytes(3 * GIB)), ..Machine::default() }, &shares)
+        Room::of(Machine { limit: Some(Bytes(3 * GIB)), ..Machine::default() }, &Shares::of(shares))
     });
     assert_eq!(asked, (Some(("--limit 3 GiB less others".into(), 2)), vec![cut]));
     assert_eq!(with(|_| Room::recorded(80 * GIB)), (None, vec![]));
@@ -110,7 +110,7 @@ fn what_is_asked_for_is_named_and_the_recorded_card_only_where_it_is_too_small()
 fn the_name_of_a_limit_is_the_option_that_set_it() {
     let name = |machine: Machine, others: Option<u64>| {
         let others = others.map(|bytes| vec![("others".to_owned(), bytes)]);
-        let shares = Shares {
+        let shares = gputrace_sim::whatif::Shares {
             limit: 8 * GIB,
             fits: true,
             reserved: GIB,
@@ -118,7 +118,7 @@ fn the_name_of_a_limit_is_the_option_that_set_it() {
             is_charge_known: true,
             refused: None,
         };
-        let room = Room::of(machine, &shares);
+        let room = Room::of(machine, &Shares::of(shares));
         (room.name, room.bytes / GIB)
     };
     let (of, none) = (|gib: u64| Some(Bytes(gib * GIB)), Machine::default());

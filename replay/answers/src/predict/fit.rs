@@ -1,7 +1,7 @@
 //! The largest value of a variable that fits, for each setting of the allocator.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use gputrace_schemas::event::Bytes;
@@ -12,18 +12,65 @@ use gputrace_sim::policies::OptionError;
 use gputrace_sim::predict::{Model, Prediction};
 use gputrace_sim::tune;
 use gputrace_sim::whatif::Question;
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use super::super::checked::Checked;
 use super::super::largest::{Around, End, Largest, ends, is_decided, largest};
 use super::super::whatif::named;
-use super::{Asked, Oracle, Setting, Values, values_json};
+use super::{Asked, Oracle, Setting};
 use gputrace_report::model::{Mood, Section, Table, Value};
 
 /// Bytes of predictions that `--fit` keeps, to ask them of the next setting.
 const MOST_KEPT: usize = 512 << 20;
 
-/// The largest value that fits under a setting.
+/// The largest value of a variable that fits under a setting.
+#[derive(Clone, Default, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Fit {
+    /// Of a job: the rank on which least fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in super::super) rank: Option<u32>,
+    device: u32,
+    pub(in super::super) variable: String,
+    /// The other variables.
+    pub(in super::super) with: BTreeMap<String, u64>,
+    pub(in super::super) policy: String,
+    pub(in super::super) options: String,
+    limit_bytes: Option<u64>,
+    device_memory_bytes: Option<u64>,
+    /// As was run if `checked` is true, else as predicted; null if not even 1 fits.
+    pub largest: Option<u64>,
+    /// Up to the first it fits for all that is known, above the second it does not.
+    pub(in super::super) largest_range: (Option<u64>, Option<u64>),
+    /// Larger values fit, too: the search ended.
+    is_lower_bound: bool,
+    /// Values that do not fit below the largest, or fit above it.
+    out_of_order: Vec<u64>,
+    pub(in super::super) certain: bool,
+    /// The largest value was run, and the next, which did not fit.
+    checked: bool,
+    /// With a command: the values that were run or recorded, ascending; null for settings that were not run.
+    ran: Option<Vec<Ran>>,
+    pub(in super::super) reasons: Vec<String>,
+}
+
+/// A value that was run or recorded.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct Ran {
+    value: u64,
+    fits: bool,
+}
+
+impl Fit {
+    /// Whether a value is said to fit.
+    #[must_use]
+    pub fn covers(&self, value: u64) -> bool {
+        self.largest.is_some_and(|largest| (value <= largest) != self.out_of_order.contains(&value))
+    }
+}
+
+/// What was found under a setting.
 struct Row {
     at: Vec<u64>,
     question: Question,
@@ -108,7 +155,7 @@ impl Oracle<'_> {
         targets: &[Vec<u64>],
         settings: &[Setting],
         asked: &Asked,
-    ) -> Result<(Section, Vec<Json>), String> {
+    ) -> Result<(Section, Vec<Fit>), String> {
         let known = || format!("no run has a value of `{variable}`; known values: {}", self.names.join(", "));
         let index = self.names.iter().position(|name| name == variable).ok_or_else(known)?;
         let machine = asked.machine;
@@ -138,8 +185,8 @@ impl Oracle<'_> {
             let recorded = rows.remove(0).proved_by(checked);
             rows.insert(0, recorded);
         }
-        let json = rows.iter().map(|row| self.fit_json(index, row));
-        Ok((self.fit_section(index, &rows), json.collect()))
+        let section = self.fit_section(index, &rows);
+        Ok((section, rows.into_iter().map(|row| self.fitting(index, row)).collect()))
     }
 
     fn row(&self, kept: &Kept, (policy, options): &Setting) -> Result<Row, String> {
@@ -256,33 +303,40 @@ impl Oracle<'_> {
         }
     }
 
-    fn fit_json(&self, index: usize, row: &Row) -> Json {
+    fn fitting(&self, index: usize, row: Row) -> Fit {
         let Row { at, question, found, is_sure, checked } = row;
-        let ran = |(value, fits): (u64, bool)| json!({"value": value, "fits": fits});
-        let ran = checked.as_ref().map(|checked| checked.values().map(ran).collect::<Vec<_>>());
-        let others: Values = self
-            .names
-            .iter()
-            .cloned()
-            .zip(at.iter().copied())
-            .filter(|it| it.0 != self.names[index])
-            .collect();
-        json!({
-            "device": self.bench.stream.device,
-            "variable": self.names[index],
-            "with": values_json(&others),
-            "policy": question.policy,
-            "options": question.options,
-            "limit_bytes": question.limit,
-            "device_memory_bytes": question.device_memory,
-            "largest": found.best,
-            "largest_range": [found.at_least, found.at_most],
-            "is_lower_bound": found.has_no_end,
-            "out_of_order": found.out_of_order().collect::<Vec<_>>(),
-            "certain": is_sure,
-            "checked": checked.as_ref().is_some_and(Checked::is_exact),
-            "ran": ran,
-            "reasons": self.doubts.reasons,
-        })
+        let ran = checked.as_ref().map(|it| it.values().map(|(value, fits)| Ran { value, fits }).collect());
+        let others = self.names.iter().cloned().zip(at).enumerate().filter(|(it, _)| *it != index);
+        Fit {
+            rank: None,
+            device: self.bench.stream.device,
+            variable: self.names[index].clone(),
+            with: others.map(|(_, other)| other).collect(),
+            policy: question.policy,
+            options: question.options,
+            limit_bytes: question.limit,
+            device_memory_bytes: question.device_memory,
+            largest: found.best,
+            largest_range: (found.at_least, found.at_most),
+            is_lower_bound: found.has_no_end,
+            out_of_order: found.out_of_order().collect(),
+            certain: is_sure,
+            checked: checked.as_ref().is_some_and(Checked::is_exact),
+            ran,
+            reasons: self.doubts.reasons.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_fits_up_to_the_largest_and_where_it_is_out_of_order() {
+        let found = Fit { largest: Some(40), out_of_order: vec![38, 42], ..Fit::default() };
+        let covered = [37, 38, 40, 41, 42].map(|value| found.covers(value));
+        assert_eq!(covered, [true, false, true, false, true]);
+        assert!(!Fit::default().covers(1));
     }
 }

@@ -9,12 +9,12 @@ use gputrace_schemas::event::Bytes;
 use gputrace_sim::bytes::iec;
 use gputrace_sim::policies::torch;
 use gputrace_sim::tune::{WORTH_AN_OPTION, n_options};
-use serde_json::{Value as Json, json};
+use gputrace_sim::whatif::Confidence;
+use serde::Serialize;
 
 use super::super::Reply;
-use super::super::whatif::{Bench, Machine, Simulated, warnings_json};
-use super::{Advice, BOTH_NAMES, DEPRECATED, WORTHWHILE, busiest};
-use gputrace_analyse::reactions::Reaction;
+use super::super::whatif::{Bench, HowSure, Machine, Simulated, Warning};
+use super::{Advice, Answer, BOTH_NAMES, WORTHWHILE, busiest};
 use gputrace_report::model::{Mood, Part, Section, Shown, Table, Value};
 use gputrace_trace::import::Trace;
 
@@ -40,9 +40,9 @@ impl Process {
     /// Bytes below which no setting comes that is known: where two options together were not tried, what was requested at once.
     fn floor(&self) -> u64 {
         let advice = &self.advice;
-        let tried = advice.pareto.iter().map(|it| it.outcome.books.reserved.peak).min();
-        let tried = tried.unwrap_or(u64::MAX).min(advice.best.answer.peak_reserved_range.0);
-        if advice.is_plain_enough { tried.min(advice.bounds.requested) } else { tried }
+        let tried = advice.pareto.iter().map(|it| it.peak_reserved_bytes).min();
+        let tried = tried.unwrap_or(u64::MAX).min(advice.best.figures.peak_reserved_range.0);
+        if advice.is_plain_enough { tried.min(advice.bounds.requested_bytes) } else { tried }
     }
 }
 
@@ -55,8 +55,9 @@ struct Need {
 
 impl Need {
     fn of(simulated: &Simulated) -> Need {
-        let answer = &simulated.answer;
-        Need { runs_out: answer.n_oom.0 > 0 || !simulated.fits(), bytes: answer.peak_reserved_range.1 }
+        let figures = &simulated.figures;
+        let runs_out = figures.n_guesses_out_of_memory > 0 || !figures.fits;
+        Need { runs_out, bytes: figures.peak_reserved_range.1 }
     }
 }
 
@@ -83,8 +84,8 @@ impl Setting {
     }
 
     /// Of all processes, the least sure.
-    fn confidence(&self) -> &'static str {
-        self.all.iter().map(|it| it.answer.confidence).max().map_or("", |it| it.name())
+    fn confidence(&self) -> Confidence {
+        self.all.iter().map(|it| it.confidence).max().unwrap_or(Confidence::Exact)
     }
 }
 
@@ -97,7 +98,7 @@ pub fn advise_all(
     paths: &[String],
     load: impl Fn(&str) -> Result<Trace, String>,
     machine: Machine,
-) -> Result<(Reply, Vec<String>), String> {
+) -> Result<(Reply<Answer>, Vec<String>), String> {
     let (mut processes, mut unknown, mut n_without) = (vec![], vec![], 0);
     for path in paths {
         match load(path) {
@@ -135,8 +136,8 @@ pub fn advise_all(
 /// What was recorded, and what is best for a process alone; and how many of those are too many.
 fn candidates(processes: &[Process]) -> (Vec<String>, usize) {
     let mut all: Vec<String> = vec![];
-    let recorded = processes.iter().map(|it| &it.advice.recorded.question.options);
-    let best = processes.iter().map(|it| &it.advice.best.question.options);
+    let recorded = processes.iter().map(|it| &it.advice.recorded.figures.options);
+    let best = processes.iter().map(|it| &it.advice.best.figures.options);
     for options in recorded.chain(best) {
         if !all.contains(options) {
             all.push(options.clone());
@@ -198,14 +199,14 @@ impl Job {
         if recorded.runs_out != best.runs_out {
             return !best.runs_out;
         }
-        let saved = self.recorded().answer.peak_reserved_range.0.saturating_sub(best.bytes);
+        let saved = self.recorded().figures.peak_reserved_range.0.saturating_sub(best.bytes);
         !best.runs_out && saved as f64 >= WORTHWHILE * recorded.bytes as f64
     }
 
-    fn reply(self) -> Reply {
+    fn reply(self) -> Reply<Answer> {
         let title = format!("{} processes: {} decides", self.processes.len(), self.worst().path);
         let sections = vec![self.advice(), self.settings(), self.shares()];
-        Reply { part: Part { title, sections, ..Part::default() }, json: self.json() }
+        Reply { part: Part { title, sections, ..Part::default() }, answer: self.answer() }
     }
 
     fn advice(&self) -> Section {
@@ -239,9 +240,9 @@ impl Job {
             .fact("best_peak_reserved_bytes", "reserved at best, at most", bytes(best))
             .fact("decided_by", "by", Value::text(&*worst.path))
             .fact("replayed_peak_reserved_bytes", "the recorded setting, replayed", bytes(recorded))
-            .fact("confidence", "how sure", Value::text(self.best().confidence()))
+            .fact("confidence", "how sure", Value::text(self.best().confidence().name()))
             .lines(some(
-                self.of_each(|it| it.advice.reactions.iter().map(Reaction::text).collect()),
+                self.of_each(|it| it.advice.warnings.iter().map(|it| it.text.clone()).collect()),
                 Mood::Warning,
             ))
             .warn(self.unknown.iter().map(|why| format!("nothing is known of {why}")))
@@ -262,8 +263,7 @@ impl Job {
         });
         let without =
             (self.n_without > 0).then(|| format!("{} more traces hold no device memory", self.n_without));
-        let is_deprecated =
-            self.helps() && self.processes.iter().any(|it| it.advice.torch_version >= DEPRECATED);
+        let is_deprecated = self.helps() && self.processes.iter().any(|it| it.advice.is_deprecated);
         let deprecated = is_deprecated.then(|| BOTH_NAMES.to_owned());
         certain.into_iter().chain(left_out).chain(without).chain(deprecated).collect()
     }
@@ -300,7 +300,7 @@ impl Job {
             ("fits", "fits", &|it| fits(it.1)),
             ("replayed_peak_reserved_bytes", "as recorded", &|it| bytes(&it.0.advice.recorded)),
             ("own_best_bytes", "with its own best", &|it| bytes(&it.0.advice.best)),
-            ("own_best", "its own best", &|it| named(&it.0.advice.best.question.options)),
+            ("own_best", "its own best", &|it| named(&it.0.advice.best.figures.options)),
         ];
         let rest = rows.len().saturating_sub(MOST_SHOWN);
         rows.truncate(MOST_SHOWN);
@@ -310,51 +310,102 @@ impl Job {
             .lines(more)
     }
 
-    fn json(&self) -> Json {
-        let best = self.best();
-        let mut json = self.worst().advice.json();
-        let with = best.all[best.worst()].json();
-        json["trace"] = self.worst().path.as_str().into();
-        json["helps"] = self.helps().into();
-        json["shares"] = with["shares"].clone();
-        json["best"] = with;
-        let setting = |it: &Setting| {
-            json!({
-                "options": it.options,
-                "most_reserved_bytes": it.need().bytes,
-                "fits": !it.need().runs_out,
-                "n_fit": it.n_fit(),
-                "trace": self.processes[it.worst()].path,
-                "confidence": it.confidence(),
-            })
+    fn answer(self) -> Answer {
+        let (all, need) = (self.best(), self.best().need());
+        let (best, helps) = (all.all[all.worst()].clone(), self.helps());
+        let setting = |it: &Setting| OneForAll {
+            options: it.options.clone(),
+            most_reserved_bytes: it.need().bytes,
+            fits: !it.need().runs_out,
+            n_fit: it.n_fit(),
+            trace: self.processes[it.worst()].path.clone(),
+            confidence: it.confidence(),
         };
-        let process = |(it, with): (&Process, &Simulated)| {
-            json!({
-                "trace": it.path,
-                "device": it.advice.device,
-                "most_reserved_bytes": Need::of(with).bytes,
-                "fits": !Need::of(with).runs_out,
-                "recorded_peak_reserved_bytes": it.advice.recorded_peak.0,
-                "replayed_most_reserved_bytes": Need::of(&it.advice.recorded).bytes,
-                "own_best": it.advice.best.question.options,
-                "own_best_most_reserved_bytes": Need::of(&it.advice.best).bytes,
-                "doubt": it.advice.doubt,
-                "warnings": warnings_json(&it.advice.reactions),
-            })
+        let Process { path, advice } = self.worst();
+        let job = OfJob {
+            n_processes: self.processes.len(),
+            most_reserved_bytes: need.bytes,
+            fits: !need.runs_out,
+            confidence: all.confidence(),
+            least_for_any_setting_bytes: self.floor(),
+            settings: self.settings.iter().map(setting).collect(),
+            n_settings_left_out: self.n_left_out,
+            processes: self.processes.iter().zip(&all.all).map(OfProcess::of).collect(),
+            n_without_device_memory: self.n_without,
+            unknown: self.unknown.clone(),
         };
-        json["job"] = json!({
-            "n_processes": self.processes.len(),
-            "most_reserved_bytes": best.need().bytes,
-            "fits": !best.need().runs_out,
-            "confidence": best.confidence(),
-            "least_for_any_setting_bytes": self.floor(),
-            "settings": self.settings.iter().map(setting).collect::<Vec<_>>(),
-            "n_settings_left_out": self.n_left_out,
-            "processes": self.processes.iter().zip(&best.all).map(process).collect::<Vec<_>>(),
-            "n_without_device_memory": self.n_without,
-            "unknown": self.unknown,
-        });
-        json
+        let (trace, advice, shares) = (Some(path.clone()), advice.clone(), best.figures.shares.clone());
+        Answer { trace, helps, shares, best, advice, job: Some(job) }
+    }
+}
+
+/// One setting for all processes of a job.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub(super) struct OfJob {
+    n_processes: usize,
+    /// Of the process that needs most with `best`, at the unkindest addresses.
+    most_reserved_bytes: u64,
+    fits: bool,
+    /// Of all processes, the least sure.
+    #[serde(with = "HowSure")]
+    confidence: Confidence,
+    /// No single setting for all that is known needs less.
+    least_for_any_setting_bytes: u64,
+    settings: Vec<OneForAll>,
+    n_settings_left_out: usize,
+    /// Processes that need most with their own best first.
+    processes: Vec<OfProcess>,
+    n_without_device_memory: usize,
+    /// Of which traces nothing is known, and why.
+    unknown: Vec<String>,
+}
+
+/// A setting, tried with all processes.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct OneForAll {
+    options: String,
+    most_reserved_bytes: u64,
+    fits: bool,
+    /// Processes that fit with it.
+    n_fit: usize,
+    /// The process that needs most with it.
+    trace: String,
+    #[serde(with = "HowSure")]
+    confidence: Confidence,
+}
+
+/// A process with the setting for all.
+#[derive(Clone, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+struct OfProcess {
+    trace: String,
+    device: u32,
+    most_reserved_bytes: u64,
+    fits: bool,
+    recorded_peak_reserved_bytes: u64,
+    replayed_most_reserved_bytes: u64,
+    own_best: String,
+    own_best_most_reserved_bytes: u64,
+    doubt: Option<String>,
+    warnings: Vec<Warning>,
+}
+
+impl OfProcess {
+    fn of((Process { path, advice }, with): (&Process, &Simulated)) -> OfProcess {
+        OfProcess {
+            trace: path.clone(),
+            device: advice.device,
+            most_reserved_bytes: Need::of(with).bytes,
+            fits: !Need::of(with).runs_out,
+            recorded_peak_reserved_bytes: advice.recorded_peak_reserved_bytes,
+            replayed_most_reserved_bytes: Need::of(&advice.recorded).bytes,
+            own_best: advice.best.figures.options.clone(),
+            own_best_most_reserved_bytes: Need::of(&advice.best).bytes,
+            doubt: advice.doubt.clone(),
+            warnings: advice.warnings.clone(),
+        }
     }
 }
 

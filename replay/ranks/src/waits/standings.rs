@@ -11,6 +11,7 @@ use crate::jobs::Joined;
 
 /// The position of a rank at the end.
 #[derive(Clone, PartialEq, Debug, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Standing {
     /// Rank in the job.
     pub rank: u32,

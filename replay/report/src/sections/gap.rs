@@ -4,7 +4,6 @@ use gputrace_schemas::event::Bytes;
 use gputrace_sim::bytes::iec;
 use gputrace_sim::gap::Gap;
 use gputrace_sim::whatif::RecordedGap;
-use serde_json::{Value as Json, json};
 
 use super::{SectionEntry, device_name};
 use crate::model::{Mood, Section, Table, Value};
@@ -78,25 +77,4 @@ pub fn taken_apart(section: Section, gaps: &[(u32, &Gap)]) -> Section {
         ],
     );
     section.table(parts).table(pins.keep(ROWS, 1))
-}
-
-/// The same for programs, with every call site.
-pub fn json(found: &Gap) -> Json {
-    let pins = found.pins.iter().map(|pin| {
-        let site = pin.site.as_ref();
-        json!({
-            "function": site.map(|site| &*site.name),
-            "file": site.map(|site| &*site.file),
-            "line": site.map(|site| site.line),
-            "in_use_bytes": pin.in_use,
-            "stranded_alone_bytes": pin.alone,
-            "stranded_bytes": pin.stranded,
-        })
-    });
-    let pins: Vec<Json> = pins.collect();
-    let mut json = json!({"reserved_bytes": found.reserved, "in_use_bytes": found.in_use, "pins": pins});
-    for (name, _, bytes) in found.parts() {
-        json[format!("{name}_bytes")] = bytes.into();
-    }
-    json
 }

@@ -371,6 +371,17 @@ impl ShowArgs {
         Ok(())
     }
 
+    /// The same of an answer, with its keys in the order of the alphabet.
+    pub(crate) fn write_answer(
+        &self,
+        report: &Report,
+        answer: &impl Serialize,
+        out: &mut Screen,
+    ) -> anyhow::Result<()> {
+        let json = if self.json { serde_json::to_value(answer)? } else { serde_json::Value::Null };
+        self.write_as(report, &json, out)
+    }
+
     /// Whether a report has more lines than the terminal that it would be shown on. Files and pipes have room for all.
     pub(crate) fn is_too_high(&self, report: &Report) -> bool {
         let stdout = std::io::stdout();

@@ -35,6 +35,7 @@ pub struct CommBooks {
 
 /// Launches of NCCL whose time on the GPU was to be measured (`gputrace record --nccl-timing`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct GpuTimed {
     /// Measured, and seen to end.
     pub finished: u64,

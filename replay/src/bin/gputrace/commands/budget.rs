@@ -96,7 +96,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let trace = source.requests().map_err(ToString::to_string);
     let reply = reply(&found, &trace, args.machine.machine(), &args.utilization);
     drop(working);
-    args.show.write_as(&Report { verb: "budget", parts: vec![reply.part] }, &reply.json, out)?;
+    args.show.write_answer(&Report { verb: "budget", parts: vec![reply.part] }, &reply.answer, out)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -111,6 +111,6 @@ fn of_summary(args: &BudgetArgs, path: &Path, out: &mut Screen) -> anyhow::Resul
         return Err(summary.lacks("budget with --between, --utilization, --rules or a machine").into());
     }
     let reply = summary.budget()?;
-    args.show.write_as(&Report { verb: "budget", parts: vec![reply.part] }, &reply.json, out)?;
+    args.show.write_answer(&Report { verb: "budget", parts: vec![reply.part] }, &reply.answer, out)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{ArgMatches, Args};
 use gputrace_replay::answers::Reply;
-use gputrace_replay::answers::predict::{Asked, Recorded, Values, predict};
+use gputrace_replay::answers::predict::{Answer, Asked, OfProcess, Recorded, Values, predict};
 use gputrace_replay::answers::predict_ranks::{Predicted, joined};
 use gputrace_replay::import;
 use gputrace_replay::report::model::Report;
@@ -198,12 +198,12 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     }
     let reply = reply(&runs, &asked)?;
     if let Some(html) = &args.html {
-        let base = runs.iter().find(|(_, path)| reply.json["base"] == path.display().to_string());
+        let base = runs.iter().find(|(_, path)| reply.answer.process.base == path.display().to_string());
         let (_, base) = base.context("none of the runs is the one that was continued")?;
         write_with(&reply.part.sections, base, html, args.force)?;
     }
     let report = Report { verb: "predict", parts: vec![reply.part] };
-    args.show.write_as(&report, &reply.json, out)?;
+    args.show.write_answer(&report, &reply.answer, out)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -243,15 +243,15 @@ fn made(runs: Vec<Run>, command: Vec<OsString>, traces: PathBuf) -> anyhow::Resu
     Ok(Made { maker, runs })
 }
 
-fn reply(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply> {
+fn reply(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply<Answer>> {
     match runs.iter().filter(|(_, path)| show::is_folder(path)).count() {
-        0 => of_process(runs, asked),
+        0 => of_process(runs, asked).map(Answer::of_process),
         n if n == runs.len() => of_job(runs, asked),
         _ => bail!("name one folder per run, or one trace per run: the same rank of all"),
     }
 }
 
-fn of_process(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply> {
+fn of_process(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply<OfProcess>> {
     let read = |index: usize| runs.get(index).map(|(values, path)| read(values, path));
     let _working = runs.first().map(|(_, path)| Working::on(path));
     let runs = on_all_cores(runs.len(), read).into_iter().collect::<anyhow::Result<Vec<_>>>()?;
@@ -259,7 +259,7 @@ fn of_process(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply
 }
 
 /// One rank after the other: what is read of one is let go before the next.
-fn of_job(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply> {
+fn of_job(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply<Answer>> {
     let job = Job::of(runs)?;
     let predicted = job.ranks.into_iter().map(|(rank, runs)| {
         let reply = of_process(&runs, asked).map_err(|error| format!("{error:#}"));

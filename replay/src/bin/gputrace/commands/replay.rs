@@ -6,9 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
 use clap::{ArgMatches, Args};
-use gputrace_replay::answers::Reply;
-use gputrace_replay::answers::replay::replay;
-use gputrace_replay::answers::whatif::Machine;
+use gputrace_replay::answers::replay::{Answer, Outcome, replay};
+use gputrace_replay::answers::whatif::{Figures, Machine};
+use gputrace_replay::answers::{Answers, Reply};
 use gputrace_replay::import::{self, Trace};
 use gputrace_replay::report::model::Report;
 use gputrace_replay::story::Story;
@@ -17,7 +17,7 @@ use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes;
 use gputrace_sim::policies::{POLICIES, by_name};
-use serde_json::{Value as Json, json};
+use gputrace_sim::whatif::Confidence;
 
 use super::Verb;
 use crate::show::{self, FILES, Gate, Named, ShowArgs, TRACES, complain};
@@ -115,19 +115,15 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let machine = args.machine.machine();
     let replay = |path: &str, trace: &Trace| replay(path, trace, machine, &args.policy);
     let paths = show::paths(&args.traces)?;
-    let (report, mut json, all_read) = replies("replay", &paths, replay);
+    let (report, answers, all_read) = replies("replay", &paths, replay);
     let gate = match args.error_on_oom {
-        true => {
-            json.iter().map(fits).chain(paths.iter().map(|path| is_whole(path))).max().unwrap_or(Gate::Passes)
-        }
-        false => Gate::Passes,
+        true => answers.iter().map(fits).chain(paths.iter().map(|path| is_whole(path))).max(),
+        false => None,
     };
-    let json = match &mut *json {
-        [one] if paths.len() == 1 => one.take(),
-        all => json!({"schema": "gputrace.replay/1", "traces": all}),
-    };
+    let gate = gate.unwrap_or(Gate::Passes);
     if !report.parts.is_empty() {
-        show::unless_closed(args.show.write_as(&report, &json, out))?;
+        let answers = Answers::of(answers, paths.len(), "gputrace.replay/1");
+        show::unless_closed(args.show.write_answer(&report, &answers, out))?;
     }
     Ok(gate.exit_code(all_read))
 }
@@ -140,34 +136,33 @@ fn is_whole(path: &Path) -> Gate {
 
 /// Whether memory suffices for a trace, of its answer: a guess is no answer, nor is what hangs on addresses, nor a run that would
 /// have gone another way.
-fn fits(answer: &Json) -> Gate {
-    let trace = answer["trace"].as_str().unwrap_or_default();
-    let outcomes = answer["outcomes"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let one = |outcome: &Json| {
-        let (of, out) = (outcome["n_guesses"].as_u64(), outcome["n_guesses_out_of_memory"].as_u64());
-        let (fits, sure) = (outcome["fits"].as_bool(), outcome["confidence"].as_str().unwrap_or_default());
-        let other_way = outcome["warnings"].as_array().is_some_and(|warnings| !warnings.is_empty());
-        match fits {
-            _ if sure == "guess" => Gate::cannot_know(trace, "the replay is a guess"),
-            Some(false) if out == of || sure == "bound" => Gate::Refuses,
-            Some(true) if sure == "bound" => Gate::cannot_know(trace, "it fits only in the best case"),
-            Some(true) if out == Some(0) && other_way => {
+fn fits(Answer { trace, outcomes, .. }: &Answer) -> Gate {
+    let one = |Outcome { simulated, warnings, .. }: &Outcome| {
+        let Figures { fits, n_guesses, n_guesses_out_of_memory: n_out, .. } = simulated.figures;
+        match (fits, simulated.confidence) {
+            (_, Confidence::Guess) => Gate::cannot_know(trace, "the replay is a guess"),
+            (false, Confidence::Bound) => Gate::Refuses,
+            (false, _) if n_out == n_guesses => Gate::Refuses,
+            (true, Confidence::Bound) => Gate::cannot_know(trace, "it fits only in the best case"),
+            (true, _) if n_out == 0 && !warnings.is_empty() => {
                 Gate::cannot_know(trace, "the program would behave differently if its requests did not fail")
             }
-            Some(true) if out == Some(0) => Gate::Passes,
-            _ => Gate::cannot_know(trace, "whether it fits depends on addresses that are not in the trace"),
+            (true, _) if n_out == 0 => Gate::Passes,
+            (_, Confidence::Exact | Confidence::Interval) => {
+                Gate::cannot_know(trace, "whether it fits depends on addresses that are not in the trace")
+            }
         }
     };
     outcomes.iter().map(one).max().unwrap_or_else(|| Gate::cannot_know(trace, "nothing was replayed"))
 }
 
 /// What `reply` says about the requests of each trace. Notes about them go to stderr.
-pub(super) fn replies(
+pub(super) fn replies<T>(
     verb: &'static str,
     paths: &[PathBuf],
-    reply: impl Fn(&str, &Trace) -> Result<Reply, String>,
-) -> (Report, Vec<Json>, bool) {
-    let mut json = vec![];
+    reply: impl Fn(&str, &Trace) -> Result<Reply<T>, String>,
+) -> (Report, Vec<T>, bool) {
+    let mut answers = vec![];
     let (report, all_read) = show::parts(verb, paths, |path| {
         let (shown, trace) = (path.display().to_string(), import::load(path)?);
         trace.notes.iter().for_each(|note| complain!("{shown}: {note}"));
@@ -175,10 +170,10 @@ pub(super) fn replies(
             bail!("{shown}: it holds no device memory");
         }
         let reply = reply(&shown, &trace).map_err(|why| anyhow!("{shown}: {why}"))?;
-        json.push(reply.json);
+        answers.push(reply.answer);
         Ok(reply.part)
     });
-    (report, json, all_read)
+    (report, answers, all_read)
 }
 
 fn list_policies(out: &mut dyn Write) -> anyhow::Result<ExitCode> {

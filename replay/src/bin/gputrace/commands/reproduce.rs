@@ -10,12 +10,13 @@ use gputrace_replay::answers::reproduce::{self, Goal, Progress, Reproduction, cu
 use gputrace_replay::import::Requests;
 use gputrace_replay::ranks::jobs;
 use gputrace_replay::ranks::reproduce as collectives;
-use gputrace_replay::report::model::{Mood, Part, Report};
+use gputrace_replay::report::model::{Mood, Part, Report, Section};
 use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 use gputrace_sim::bytes::iec;
 use gputrace_sim::ops::{Op, OpStream};
-use serde_json::json;
+use serde::Serialize;
+use serde_json::Value;
 
 use super::Verb;
 use super::export::{check_place, write_whole};
@@ -134,14 +135,30 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     write_whole(&args.output, args.force, |file| file.write_all(text.as_bytes()))?;
     let section = reproduce::section(stream.device, &found, n_lines)
         .line(Mood::Command, format!("python3 {}", args.output.display()));
-    let part = Part { title: shown.clone(), sections: vec![section], ..Part::default() };
-    let report = Report { verb: "reproduce", parts: vec![part] };
-    let mut json = reproduce::json(stream.device, &found, n_lines);
-    json["schema"] = "gputrace.reproduce/1".into();
-    json["trace"] = shown.into();
-    json["output"] = json!(args.output.display().to_string());
-    show::unless_closed(args.show.write_as(&report, &json, out))?;
+    let program = reproduce::json(stream.device, &found, n_lines);
+    told(&args, (shown.clone(), section), (shown, program), out)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tells of the program that was written: for people with a title, and for programs with its first trace.
+fn told(
+    args: &ReproduceArgs,
+    (title, section): (String, Section),
+    (trace, program): (String, Value),
+    out: &mut Screen,
+) -> anyhow::Result<()> {
+    #[derive(Serialize)]
+    #[serde(tag = "schema", rename = "gputrace.reproduce/1")]
+    struct Answer {
+        trace: String,
+        output: String,
+        #[serde(flatten)]
+        program: Value,
+    }
+    let report =
+        Report { verb: "reproduce", parts: vec![Part { title, sections: vec![section], ..Part::default() }] };
+    let answer = Answer { trace, output: args.output.display().to_string(), program };
+    show::unless_closed(args.show.write_answer(&report, &answer, out))
 }
 
 /// A refusal of the driver.
@@ -152,13 +169,8 @@ fn driver(args: &ReproduceArgs, shown: &str, source: &Source, out: &mut Screen) 
     write_whole(&args.output, args.force, |file| file.write_all(text.as_bytes()))?;
     let command = format!("nvcc -o repro {}{} && ./repro", args.output.display(), found.libraries());
     let section = cuda::section(&found, n_lines).line(Mood::Command, command);
-    let part = Part { title: shown.to_owned(), sections: vec![section], ..Part::default() };
-    let report = Report { verb: "reproduce", parts: vec![part] };
-    let mut json = cuda::json(&found, n_lines);
-    json["schema"] = "gputrace.reproduce/1".into();
-    json["trace"] = shown.into();
-    json["output"] = json!(args.output.display().to_string());
-    show::unless_closed(args.show.write_as(&report, &json, out))?;
+    let program = cuda::json(&found, n_lines);
+    told(args, (shown.to_owned(), section), (shown.to_owned(), program), out)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -195,13 +207,8 @@ fn job(args: &ReproduceArgs, paths: &[PathBuf], out: &mut Screen) -> anyhow::Res
                     format!("torchrun --nproc-per-node {} {}", found.n_ranks, args.output.display()),
                 );
                 let title = format!("{} traces", paths.len());
-                let part = Part { title, sections: vec![section], ..Part::default() };
-                let report = Report { verb: "reproduce", parts: vec![part] };
-                let mut json = collectives::json_of(&found);
-                json["schema"] = "gputrace.reproduce/1".into();
-                json["trace"] = args.traces[0].display().to_string().into();
-                json["output"] = args.output.display().to_string().into();
-                show::unless_closed(args.show.write_as(&report, &json, out))?;
+                let trace = args.traces[0].display().to_string();
+                told(args, (title, section), (trace, collectives::json_of(&found)), out)?;
                 return Ok(show::exit_code(all_read));
             }
         }

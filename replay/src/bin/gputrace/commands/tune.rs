@@ -47,9 +47,9 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         return for_all(&paths, machine, &args.show, out);
     }
     let advise = |path: &str, trace: &Trace| advise(path, trace, machine);
-    let (report, mut json, all_read) = replies("tune", &paths, advise);
-    if let Some(json) = json.pop() {
-        args.show.write_as(&report, &json, out)?;
+    let (report, mut answers, all_read) = replies("tune", &paths, advise);
+    if let Some(answer) = answers.pop() {
+        args.show.write_answer(&report, &answer, out)?;
     }
     Ok(show::exit_code(all_read))
 }
@@ -70,6 +70,6 @@ fn for_all(
     let (reply, unknown) = advise_all(&names, load, machine).map_err(anyhow::Error::msg)?;
     unknown.iter().for_each(|why| complain!("{why}"));
     let report = Report { verb: "tune", parts: vec![reply.part] };
-    show.write_as(&report, &reply.json, out)?;
+    show.write_answer(&report, &reply.answer, out)?;
     Ok(show::exit_code(unknown.is_empty()))
 }

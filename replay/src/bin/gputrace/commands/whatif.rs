@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
 use clap::{ArgMatches, Args};
+use gputrace_replay::answers::Answers;
 use gputrace_replay::answers::edits::{Asked, whatif};
 use gputrace_replay::answers::plans::plan;
 use gputrace_replay::import::Requests;
@@ -12,7 +13,6 @@ use gputrace_schemas::printable::Screen;
 use gputrace_sim::edits::spelling::{OFFLOADS, OPTIMIZERS, PRECISIONS, WAYS, by_name};
 use gputrace_sim::edits::{Chosen, Edits, Layout, Offload, Optimizer, Precision, Way};
 use gputrace_sim::policies;
-use serde_json::json;
 
 use super::Verb;
 use super::replay::MachineArgs;
@@ -137,7 +137,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             .map_err(|error| anyhow!("--policy: {}", error.0))?;
     }
     let asked = Asked { edits, policies: args.policy, machine: args.machine.machine() };
-    let mut json = vec![];
+    let mut answers = vec![];
     let paths = show::paths(&args.traces)?;
     let (report, all_read) = show::parts("whatif", &paths, |path| {
         let shown = path.display().to_string();
@@ -146,15 +146,12 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         trace.notes.iter().for_each(|note| complain!("{shown}: {note}"));
         let answer = if args.plan { plan } else { whatif };
         let reply = answer(&shown, &source, trace, &asked).map_err(|why| anyhow!("{shown}: {why}"))?;
-        json.push(reply.json);
+        answers.push(reply.answer);
         Ok(reply.part)
     });
-    let json = match &mut *json {
-        [one] if paths.len() == 1 => one.take(),
-        all => json!({"schema": "gputrace.whatif/1", "traces": all}),
-    };
     if !report.parts.is_empty() {
-        show::unless_closed(args.show.write_as(&report, &json, out))?;
+        let answers = Answers::of(answers, paths.len(), "gputrace.whatif/1");
+        show::unless_closed(args.show.write_answer(&report, &answers, out))?;
     }
     Ok(show::exit_code(all_read))
 }

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use gputrace_replay::answers::checked::Checked;
-use gputrace_replay::answers::predict::{Asked, Values};
-use serde_json::Value as Json;
+use gputrace_replay::answers::predict::{Asked, Fit, Values};
 
 use super::reply;
 use super::runs::Runs;
@@ -102,7 +101,7 @@ impl Search<'_> {
     }
 
     /// What is predicted of the recorded setting, on every device or rank.
-    fn ask(&self) -> anyhow::Result<Vec<Json>> {
+    fn ask(&self) -> anyhow::Result<Vec<Fit>> {
         let Asked { at, fit, machine, .. } = &*self.asked;
         let asked = Asked {
             at: at.clone(),
@@ -111,41 +110,19 @@ impl Search<'_> {
             is_as_recorded: true,
             ..Asked::default()
         };
-        let mut reply = reply(self.runs, &asked)?;
-        match reply.json["fits"].take() {
-            Json::Array(fits) if !fits.is_empty() => Ok(fits),
+        match reply(self.runs, &asked)?.answer.process.fits {
+            fits if !fits.is_empty() => Ok(fits),
             _ => bail!("there is no prediction for it"),
         }
     }
 }
 
 /// The largest value that fits on all devices.
-fn largest(found: &[Json]) -> Option<u64> {
-    found.iter().map(|fit| fit["largest"].as_u64()).min().flatten()
+fn largest(found: &[Fit]) -> Option<u64> {
+    found.iter().map(|fit| fit.largest).min().flatten()
 }
 
-/// Whether a value is said to fit.
-fn fits(found: &[Json], value: u64) -> bool {
-    let on = |fit: &Json| {
-        let is_out_of_order = fit["out_of_order"].as_array().is_some_and(|it| it.contains(&value.into()));
-        fit["largest"].as_u64().is_some_and(|largest| (value <= largest) != is_out_of_order)
-    };
-    found.iter().all(on)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_value_fits_where_it_does_on_all_devices_and_where_it_is_out_of_order() {
-        let found =
-            [json!({"largest": 40, "out_of_order": [38, 42]}), json!({"largest": 41, "out_of_order": []})];
-        assert_eq!(largest(&found), Some(40));
-        assert_eq!([37, 38, 40, 41].map(|value| fits(&found, value)), [true, false, true, false]);
-        assert!(fits(&found[..1], 42) && !fits(&found, 42));
-        assert_eq!(largest(&[json!({"largest": null})]), None);
-    }
+/// Whether a value is said to fit on all devices.
+fn fits(found: &[Fit], value: u64) -> bool {
+    found.iter().all(|fit| fit.covers(value))
 }
