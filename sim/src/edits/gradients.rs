@@ -4,7 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::holds::Holds;
 use super::program::{NEVER, Phase, Program, Purpose, Tensor};
-use super::{End, Unfit};
+use super::{End, Optimizer, Unfit};
 
 /// Copies of a micro-batch beyond this many change nothing: each asks for the same.
 const MOST_COPIES: u64 = 3;
@@ -26,6 +26,21 @@ pub(super) fn keep_gradients(program: &mut Program<'_>) {
     // What is added to is no gradient of a later step.
     program.steps.iter_mut().skip(1).for_each(|step| step.gradients.clone_from(&steps[0].gradients));
     program.settle();
+}
+
+/// Whether the gradients of a step are as large as the state says that they should be: Adam keeps two tensors for each, SGD with momentum
+/// one. Less of them is known where others' weights are taken for state, or requests of a backward pass for no gradients.
+pub(super) fn are_all_known(program: &Program<'_>) -> bool {
+    let of_each = match program.optimizer.optimizer {
+        Some(Optimizer::Adam | Optimizer::AdamW) => 2,
+        Some(Optimizer::Momentum) => 1,
+        _ => return true,
+    };
+    let Some(step) = program.steps.last() else { return true };
+    let is_state = |it: &&Tensor| it.purpose == Purpose::State && it.is_held_at(step.end);
+    let state: u64 = program.tensors.iter().filter(is_state).map(|it| it.bytes).sum();
+    let gradients: u64 = step.gradients.iter().map(|index| program.tensors[*index].bytes).sum();
+    state == 0 || state.abs_diff(gradients * of_each) <= state / 100
 }
 
 /// Gradients that are freed with each step (`set_to_none=True`).

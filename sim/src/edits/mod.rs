@@ -286,7 +286,15 @@ impl Edits {
                     "requests of the recorded backward pass are taken for gradients, to be added to earlier ones",
                 );
             }
-            Some(false) => gradients::keep_gradients(&mut program),
+            Some(false) => {
+                if !gradients::are_all_known(recorded) {
+                    changes.note(
+                        Sure::Guess,
+                        "the gradients do not match the optimizer's state in size, as beside a second copy of the weights: others may be held too",
+                    );
+                }
+                gradients::keep_gradients(&mut program);
+            }
             None => {}
         }
         if let Some(n) = self.accumulate {

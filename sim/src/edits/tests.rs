@@ -134,6 +134,18 @@ fn an_optimizer_that_is_not_reproduced_makes_no_edit_certain() {
     assert_eq!([sure(3), sure(6)], [Sure::Certain, Sure::Range]);
 }
 
+#[test]
+fn gradients_that_do_not_match_the_state_make_keeping_them_a_guess() {
+    // Weights beside the model's, as of a mean of them, look like state.
+    let sure = |early_mib| {
+        let (stream, understood) = trained_with(3, early_mib);
+        let program = Program::of(&stream, &understood).expect("it can be edited");
+        let edits = Edits { set_to_none: Some(false), ..Edits::default() };
+        edits.apply(&program, End::Best).expect("it can be made").1.sure()
+    };
+    assert_eq!([sure(0), sure(30)], [Sure::Certain, Sure::Guess]);
+}
+
 /// MiB requested at most, under edits.
 fn peak(edits: Edits) -> u64 {
     peak_of(training(), edits)
