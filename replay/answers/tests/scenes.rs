@@ -278,3 +278,45 @@ fn a_list_of_numbers_is_no_fault() {
     assert!(told.starts_with("Verdict: nothing is wrong"), "{told}");
     assert!(told.contains("`.item()`"), "{told}");
 }
+
+/// A queue of `capacity` batches: of each step one is put in, and the oldest goes once it is full.
+fn queue(n_steps: usize, capacity: usize) -> String {
+    let step = |n: usize| {
+        let oldest = n.checked_sub(capacity).map(|oldest| free(&format!("q{oldest}"), 4));
+        block(&format!("q{n}"), 4, "remember@/job/agent.py:14,main@/job/agent.py:40")
+            + &oldest.unwrap_or_default()
+            + &forward(n, 4, 20)
+            + &give_back(n, 4)
+    };
+    (0..n_steps).map(step).collect()
+}
+
+#[test]
+fn a_queue_that_is_full_does_not_grow() {
+    for (n_steps, capacity) in [(76, 60), (100, 75), (40, 32)] {
+        let told = told(&queue(n_steps, capacity));
+        assert!(told.starts_with("Verdict: nothing is wrong"), "{n_steps}, {capacity}: {told}");
+        assert!(!told.contains("to the end") && !told.contains("99.9 %"), "{told}");
+    }
+    // While it fills, it cannot be told from a leak.
+    let told = told(&queue(40, 100));
+    assert!(told.starts_with("Verdict: memory grows: results kept"), "{told}");
+}
+
+#[test]
+fn what_the_set_up_made_does_not_grow_while_the_program_works_on() {
+    let set_up = |n: usize| {
+        block(&format!("s{n}"), 40, "main@/job/serve.py:11") + &forward(n, 4, 15) + &give_back(n, 4)
+    };
+    let request = |n: usize| {
+        let name = format!("a{n}");
+        block(&name, 1, "main@/job/serve.py:30") + &free(&name, 1)
+    };
+    let made: String = (0..12).map(set_up).collect();
+    let serves: String = (0..300).map(request).collect();
+    let served = told(&(made.clone() + &serves));
+    assert!(served.starts_with("Verdict: nothing is wrong"), "{served}");
+    // To the end, as far as this trace goes.
+    let grows = told(&made);
+    assert!(grows.starts_with("Verdict: memory grows"), "{grows}");
+}
