@@ -320,3 +320,13 @@ fn what_the_set_up_made_does_not_grow_while_the_program_works_on() {
     let grows = told(&made);
     assert!(grows.starts_with("Verdict: memory grows"), "{grows}");
 }
+
+#[test]
+fn results_of_a_workspace_s_size_are_results_if_one_stream_has_many() {
+    let keep = |n: usize| {
+        let by = format!("{MODULE},Bank.forward@/job/bank.py:17,{MODULE},collect@/job/bank.py:30");
+        block(&format!("k{n}"), 32, &by) + &forward(n, 4, 31) + &give_back(n, 4)
+    };
+    let told = told(&(0..40).map(keep).collect::<String>());
+    assert!(told.starts_with("Verdict: memory grows") && told.contains("bank.py:17"), "{told}");
+}
