@@ -330,3 +330,19 @@ fn results_of_a_workspace_s_size_are_results_if_one_stream_has_many() {
     let told = told(&(0..40).map(keep).collect::<String>());
     assert!(told.starts_with("Verdict: memory grows") && told.contains("bank.py:17"), "{told}");
 }
+
+#[test]
+fn what_was_collected_before_a_failure_did_not_wait_then() {
+    let cycles: String = (0..8).map(|n| block(&format!("c{n}"), 50, "build@/job/train.py:13")).collect();
+    let collect = |n: usize| format!("free addr=c{n} bytes=50M collecting=1\n");
+    let collected: String = (0..8).map(collect).collect();
+    let pool = block("pool", 3000, "Engine.__init__@/job/train.py:23");
+    let failed = "MemInfo bytes=10M extra=3100M\noom bytes=60M requested=60M allocated=3000M reserved=3000M by=run@/job/train.py:50\n";
+    let before = told(&(cycles.clone() + &collected + &pool + failed));
+    assert!(!before.contains("collector"), "{before}");
+    let after = told(&(cycles + &pool + failed + &collected));
+    assert!(
+        after.contains("400.00 MiB of a peak of 3.32 GiB waited for Python's garbage collector"),
+        "{after}"
+    );
+}
