@@ -346,3 +346,11 @@ fn what_was_collected_before_a_failure_did_not_wait_then() {
         "{after}"
     );
 }
+
+#[test]
+fn a_rate_times_its_number_is_what_was_left() {
+    // Every other call leaves three times as much.
+    let call = |n: usize| forward(n, if n.is_multiple_of(2) { 12 } else { 4 }, 40);
+    let told = told(&(0..12).map(call).collect::<String>());
+    assert!(told.contains("16.00 MiB per call of train.py:40, 12 calls"), "{told}");
+}
