@@ -354,3 +354,83 @@ fn a_rate_times_its_number_is_what_was_left() {
     let told = told(&(0..12).map(call).collect::<String>());
     assert!(told.contains("16.00 MiB per call of train.py:40, 12 calls"), "{told}");
 }
+
+#[test]
+fn growth_by_a_metric_is_named_where_the_program_calls_it() {
+    let round = |n: usize| {
+        let of_metric = "update@/v/site-packages/torchmetrics/metric.py:480,validate@/job/train.py:30";
+        block(&format!("y{n}"), 8, "batches@/job/train.py:19")
+            + &block(&format!("m{n}"), 4, of_metric)
+            + &forward(n, 6, 31)
+            + &give_back(n, 6)
+    };
+    let told = told(&(0..20).map(round).collect::<String>());
+    assert!(told.contains("metric.reset()") && told.contains("where: validate (/job/train.py:30)"), "{told}");
+}
+
+#[test]
+fn models_that_an_accelerator_keeps_have_its_remedy() {
+    let apply = "<lambda>@/v/site-packages/torch/nn/modules/module.py:1050,Module._apply@/v/site-packages/torch/nn/modules/module.py:900,fold@/job/train.py:12";
+    let state = "Adam._init_group@/v/site-packages/torch/optim/adam.py:180,Adam.step@/v/site-packages/torch/optim/adam.py:220,\
+                 AcceleratedOptimizer.step@/v/site-packages/accelerate/optimizer.py:170,fold@/job/train.py:24";
+    let round = |n: usize| {
+        let model: String = (0..4).map(|at| block(&format!("w{n}_{at}"), 20, apply)).collect();
+        let state: String = (0..8).map(|at| block(&format!("s{n}_{at}"), 20, state)).collect();
+        model
+            + &forward(2 * n, 4, 20)
+            + &give_back(2 * n, 4)
+            + &state
+            + &forward(2 * n + 1, 4, 20)
+            + &give_back(2 * n + 1, 4)
+    };
+    let told = told(&(0..10).map(round).collect::<String>());
+    assert!(told.starts_with("Verdict: memory grows: models loaded repeatedly"), "{told}");
+    assert!(told.contains("accelerator.free_memory()"), "{told}");
+}
+
+#[test]
+fn what_captures_leave_in_their_pools_is_no_side_stream_s() {
+    let mut scene = String::new();
+    let mut reserved = 0;
+    for n in 0..12_u64 {
+        reserved += 64;
+        scene += &format!(
+            "TorchPoolBegin handle={1}
+             CaptureBegin stream={1} by=capture@/job/serve.py:20
+             Alloc addr={0:#x} bytes=64M by=libcudart.so,libc10_cuda.so in_allocate=1
+             block addr={0:#x} bytes=64M requested=64M stream={1} allocated=64M reserved={reserved}M by=push@/job/train.py:13
+             free addr={0:#x} bytes=64M allocated=0 reserved={reserved}M
+             TorchPoolEnd handle={1}
+             CaptureEnd stream={1} handle=g{1}\n",
+            0x1_0000_0000 + n * (64 << 20),
+            n + 1
+        );
+        scene += &forward(n as usize, 3, 20);
+        scene += &give_back(n as usize, 3);
+    }
+    let told = told(&scene);
+    assert!(told.contains("a private pool for each input shape"), "{told}");
+    assert!(!told.contains("side stream"), "{told}");
+}
+
+#[test]
+fn keys_and_values_of_an_idle_cache_are_counted_together() {
+    let cache = |line: u32| {
+        format!(
+            "Cache.__init__@/v/site-packages/transformers/cache_utils.py:{line},cache_for@/job/chat.py:13,draft@/job/chat.py:20,main@/job/chat.py:40"
+        )
+    };
+    let layers: String = (0..4)
+        .map(|n| block(&format!("k{n}"), 300, &cache(100)) + &block(&format!("v{n}"), 300, &cache(101)))
+        .collect();
+    let call = |n: usize, by: &str| {
+        let name = format!("t{n}");
+        let by = format!("{LINEAR},{MODULE},Net.forward@/job/net.py:12,{MODULE},{by},main@/job/chat.py:40");
+        block(&name, 2, &by) + &free(&name, 2)
+    };
+    let drafts: String = (0..24).map(|n| call(n, "draft@/job/chat.py:25")).collect();
+    let trains: String = (24..64).map(|n| call(n, "train@/job/chat.py:60")).collect();
+    let told = told(&(layers + &drafts + &trains));
+    assert!(told.starts_with("Verdict: memory was kept: left idle after its work"), "{told}");
+    assert!(told.contains("2.34 GiB lie idle") && told.contains("chat.py:13"), "{told}");
+}
