@@ -332,6 +332,28 @@ fn results_of_a_workspace_s_size_are_results_if_one_stream_has_many() {
 }
 
 #[test]
+fn a_checkpoint_that_is_loaded_onto_a_full_gpu_comes_before_what_else_is_held() {
+    let load = "_to@/v/site-packages/torch/_utils.py:90,load@/v/site-packages/torch/serialization.py:1300,resume@/job/train.py:32,main@/job/train.py:45";
+    let apply = "<lambda>@/v/site-packages/torch/nn/modules/module.py:1050,Module._apply@/v/site-packages/torch/nn/modules/module.py:900,main@/job/train.py:6";
+    let model: String = (0..8).map(|n| block(&format!("p{n}"), 400, apply)).collect();
+    let gradients: String = (0..8).map(|n| block(&format!("g{n}"), 400, ENGINE)).collect();
+    let step = |n: usize| forward(n, 4, 20) + &give_back(n, 4);
+    let trained = model + &step(0) + &gradients + &step(1);
+    let pool = block("pool", 40_000, "Engine.__init__@/job/train.py:23,main@/job/train.py:41");
+    let loaded: String = (0..8).map(|n| block(&format!("c{n}"), 400, load)).collect();
+    let failed = format!(
+        "Alloc addr=segments bytes=49610M by=libcudart.so,libc10_cuda.so in_allocate=1
+         Alloc bytes=400M result=2 by=libcudart.so,libc10_cuda.so in_allocate=1
+         MemInfo bytes=10M extra=49640M
+         oom bytes=400M requested=400M allocated=49600M reserved=49610M by={load}\n"
+    );
+    let told = told(&(pool + &trained + &loaded + &failed));
+    let first = told.lines().next().unwrap_or_default();
+    assert!(first.contains("checkpoint loaded onto the GPU"), "{told}");
+    assert!(told.contains("train.py:23"), "{told}");
+}
+
+#[test]
 fn what_was_collected_before_a_failure_did_not_wait_then() {
     let cycles: String = (0..8).map(|n| block(&format!("c{n}"), 50, "build@/job/train.py:13")).collect();
     let collect = |n: usize| format!("free addr=c{n} bytes=50M collecting=1\n");
