@@ -297,6 +297,7 @@ fn a_queue_that_is_full_does_not_grow() {
         let told = told(&queue(n_steps, capacity));
         assert!(told.starts_with("Verdict: nothing is wrong"), "{n_steps}, {capacity}: {told}");
         assert!(!told.contains("to the end") && !told.contains("99.9 %"), "{told}");
+        assert!(!told.contains("a loop collects"), "{told}");
     }
     // While it fills, it cannot be told from a leak.
     let told = told(&queue(40, 100));
@@ -455,4 +456,32 @@ fn keys_and_values_of_an_idle_cache_are_counted_together() {
     let told = told(&(layers + &drafts + &trains));
     assert!(told.starts_with("Verdict: memory was kept: left idle after its work"), "{told}");
     assert!(told.contains("2.34 GiB lie idle") && told.contains("chat.py:13"), "{told}");
+}
+
+#[test]
+fn results_that_a_decorated_function_collects_are_named_though_the_loop_has_ended() {
+    let of = |line: u32| {
+        format!(
+            "Bank.forward@/job/bank.py:{line},{MODULE},collect@/job/bank.py:30,\
+             decorate_context@/v/site-packages/torch/utils/_contextlib.py:116,main@/job/bank.py:56"
+        )
+    };
+    let collect = |n: usize| {
+        block(&format!("x{n}"), 1, "main@/job/bank.py:56")
+            + &block(&format!("f{n}"), 2, &of(14))
+            + &block(&format!("k{n}"), 32, &of(17))
+            + &free(&format!("f{n}"), 2)
+            + &free(&format!("x{n}"), 1)
+    };
+    let validate = |n: usize| {
+        let by =
+            format!("Bank.forward@/job/bank.py:14,{MODULE},validate@/job/bank.py:42,main@/job/bank.py:58");
+        block(&format!("v{n}"), 2, &by) + &free(&format!("v{n}"), 2)
+    };
+    let apply = "<lambda>@/v/site-packages/torch/nn/modules/module.py:1050,Module._apply@/v/site-packages/torch/nn/modules/module.py:900,main@/job/bank.py:50";
+    let weights = (0..4).map(|n| block(&format!("w{n}"), 2, apply));
+    let scene = weights.chain((0..40).map(collect)).chain((0..60).map(validate)).collect::<String>();
+    let told = told(&scene);
+    assert!(told.contains("outputs collected on the GPU until the loop ends"), "{told}");
+    assert!(told.contains("bank.py:17") && !told.contains("memory grows"), "{told}");
 }
