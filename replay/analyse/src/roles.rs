@@ -223,7 +223,9 @@ pub fn is_workspace(definitions: &dyn Definitions, stack: StackId, requested: By
 /// they are not workspaces. PyTorch keeps one for each stream and handle.
 #[must_use]
 pub(crate) fn not_workspaces(lives: &Lives) -> FxHashSet<StackId> {
-    let mut moments: FxHashMap<(StackId, i16, Option<u64>), Vec<(u32, i32)>> = FxHashMap::default();
+    /// A stack, its device and its stream.
+    type Asker = (StackId, i16, Option<u64>);
+    let mut moments: FxHashMap<Asker, Vec<(u32, i32)>> = FxHashMap::default();
     for life in lives.list.iter().filter(|life| is_workspace_size(life.requested)) {
         let moments = moments.entry((life.stack, life.device, lives.stream(life))).or_default();
         moments.extend([(life.born, 1), (life.died, -1)]);
