@@ -239,9 +239,10 @@ pub(crate) fn signs_of(lives: &Lives, definitions: &dyn Definitions) -> Vec<Sign
     let others = roles::not_workspaces(lives);
     let mut all = Vec::with_capacity(lives.list.len());
     all.extend(lives.list.iter().map(|life| {
-        let is_of_size = roles::is_workspace_size(life.requested);
-        // Another size than a workspace's, of what is none.
-        let requested = if others.contains(&life.stack) { Bytes(0) } else { life.requested };
+        let is_result = others.contains(&(life.stack, life.requested));
+        let is_of_size = roles::is_workspace_size(life.requested) && !is_result;
+        // Any other size shows that it is no workspace.
+        let requested = if is_of_size { life.requested } else { Bytes(0) };
         known[usize::from(is_of_size)].get_or(life.stack, || Signs::of(definitions, life.stack, requested))
     }));
     all

@@ -222,12 +222,13 @@ pub fn is_workspace(definitions: &dyn Definitions, stack: StackId, requested: By
 /// Stacks that had more blocks of a workspace's size on one stream at a time than it has handles of cuBLAS: whatever else their requests are,
 /// they are not workspaces. PyTorch keeps one for each stream and handle.
 #[must_use]
-pub(crate) fn not_workspaces(lives: &Lives) -> FxHashSet<StackId> {
-    /// A stack, its device and its stream.
-    type Asker = (StackId, i16, Option<u64>);
+pub(crate) fn not_workspaces(lives: &Lives) -> FxHashSet<(StackId, Bytes)> {
+    /// A stack with the size of its requests, the device and the stream.
+    type Asker = (StackId, Bytes, i16, Option<u64>);
     let mut moments: FxHashMap<Asker, Vec<(u32, i32)>> = FxHashMap::default();
     for life in lives.list.iter().filter(|life| is_workspace_size(life.requested)) {
-        let moments = moments.entry((life.stack, life.device, lives.stream(life))).or_default();
+        let moments =
+            moments.entry((life.stack, life.requested, life.device, lives.stream(life))).or_default();
         moments.extend([(life.born, 1), (life.died, -1)]);
     }
     let most = |mut moments: Vec<(u32, i32)>| {
@@ -235,7 +236,9 @@ pub(crate) fn not_workspaces(lives: &Lives) -> FxHashSet<StackId> {
         moments.into_iter().fold((0, 0), |(now, most): (i32, i32), (_, by)| (now + by, most.max(now + by))).1
     };
     let all = moments.into_iter().filter(|(_, moments)| moments.len() > MOST_HANDLES as usize);
-    all.filter(|(_, moments)| most(moments.clone()) > MOST_HANDLES).map(|((stack, ..), _)| stack).collect()
+    all.filter(|(_, moments)| most(moments.clone()) > MOST_HANDLES)
+        .map(|((stack, size, ..), _)| (stack, size))
+        .collect()
 }
 
 /// A backward pass of a device: births from `start` to `end`, then another than its own at `over`.
@@ -363,7 +366,7 @@ fn passes(births: impl Iterator<Item = (u32, bool)>) -> Vec<Pass> {
 struct Judge<'a> {
     passes: &'a [Pass],
     /// Stacks that request no workspaces, though blocks of that size.
-    others: &'a FxHashSet<StackId>,
+    others: &'a FxHashSet<(StackId, Bytes)>,
 }
 
 impl Judge<'_> {
@@ -462,7 +465,8 @@ impl Judge<'_> {
     fn is_like_workspace(&self, life: &Life, facts: Facts, in_backward: bool) -> bool {
         let is_held_on = self.passes.last().is_some_and(|pass| pass.start > life.born);
         let is_elsewhere = if in_backward { is_held_on } else { facts.has(Hint::Forward) };
-        let is_of_size = is_workspace_size(life.requested) && !self.others.contains(&life.stack);
+        let is_of_size =
+            is_workspace_size(life.requested) && !self.others.contains(&(life.stack, life.requested));
         !facts.has(Hint::Native) && is_of_size && is_elsewhere
     }
 
