@@ -71,6 +71,19 @@ fn each_example_is_told_by_its_kind_and_its_faulty_line() {
 }
 
 #[test]
+fn of_several_processes_the_one_that_failed_comes_first() {
+    let healthy = "running-total.gtr";
+    let text = report("caught-oom.gtr", &[healthy]);
+    let at = |word: &str| text.find(word).unwrap_or_else(|| panic!("{word}: {text}"));
+    assert!(at("\nVerdict: out of memory") < at("\nVerdict: memory grows"), "{text}");
+    // Programs get what they named in its order.
+    let json: Value = serde_json::from_str(&report("caught-oom.gtr", &["--json", healthy])).expect("JSON");
+    let kinds: Vec<&str> =
+        [0, 1].iter().filter_map(|at| json["processes"][at]["verdict"]["kind"].as_str()).collect();
+    assert_eq!(kinds, ["grew", "out_of_memory"]);
+}
+
+#[test]
 fn the_verdict_on_a_fragmented_run_has_the_line_to_paste() {
     expect_test::expect![[r#"
         Verdict: memory was reserved and not used: external fragmentation

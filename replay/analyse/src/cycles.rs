@@ -43,10 +43,24 @@ pub struct Cycles {
     pub peak: Bytes,
     /// Collections that freed any.
     pub collections: u64,
+    /// The largest blocks that it freed.
+    spans: Vec<Span>,
     /// Threads that freed memory meanwhile: more than one means that some of it was not a collector's.
     pub n_threads: usize,
     /// By call site, most first.
     pub sites: Vec<CycleSite>,
+}
+
+/// Blocks that are kept to say what was held at a moment.
+const MOST_SPANS: usize = 1 << 16;
+
+/// When a block was held that the collector freed.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    device: i16,
+    since: Nanos,
+    until: Nanos,
+    bytes: Bytes,
 }
 
 /// What one call site left to the collector.
@@ -105,6 +119,12 @@ impl Cycles {
         }
         cycles.n_threads = threads.len();
         cycles.peak = peak(lives);
+        let own = lives.collected.iter().filter_map(|it| lives.list.get(it.life as usize));
+        cycles.spans = own
+            .map(|life| Span { device: life.device, since: life.since, until: life.until, bytes: life.bytes })
+            .collect();
+        cycles.spans.sort_by_key(|span| Reverse(span.bytes));
+        cycles.spans.truncate(MOST_SPANS);
         cycles.sites = sites
             .into_values()
             .map(|(row, by_kind)| CycleSite {
@@ -114,6 +134,15 @@ impl Cycles {
             .collect();
         cycles.sites.sort_by_key(|row| (Reverse(row.bytes), row.device, row.site));
         cycles
+    }
+}
+
+impl Cycles {
+    /// What a device held at a moment and the collector freed later.
+    #[must_use]
+    pub fn held_at(&self, device: i16, time: Nanos) -> Bytes {
+        let held = |span: &&Span| span.device == device && span.since <= time && time < span.until;
+        Bytes(self.spans.iter().filter(held).map(|span| span.bytes.0).sum())
     }
 }
 

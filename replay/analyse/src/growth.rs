@@ -28,6 +28,9 @@
 //!
 //! - It was left *once or twice* (`repetition.rs`): the layers of one forward pass, an optimizer's state.
 //!
+//! What the repetitions of a line show is growth only if what it keeps is not level: the last of them are balanced by what it gives back, as in
+//! a queue that is full, or there are none while the program works on.
+//!
 //! These six are shown as sites that rose, with the remark that it is not known whether they go on.
 //!
 //! Growth that is spread over many sites, none of which rises often enough, is found in the sum of what they keep, if
@@ -35,7 +38,7 @@
 
 use std::cmp::Reverse;
 
-use gputrace_schemas::event::{Event, EventKind, PjrtAction};
+use gputrace_schemas::event::{Bytes, Event, EventKind, Nanos, PjrtAction};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +70,8 @@ const MIN_PARTS: usize = 4;
 /// A pause at the end may be this many times as long as the longest before. A leak that rose 32 times at random
 /// pauses longer at its end in 1.5 % of the cases, one that rose 100 times in 0.4 %.
 const LONGER: f64 = 1.25;
+/// A series is level after so many of its longest pauses.
+const LEVEL_PAUSES: u64 = 2;
 /// Rises below this share of the mean one are noise beside the others.
 const NOISE: f64 = 0.05;
 /// Times what goes up and down that something must rise by.
@@ -96,6 +101,8 @@ pub struct Growth {
     /// Allocations in each window.
     births: Vec<Births>,
     now: Births,
+    /// When each window ended.
+    ends: Vec<Nanos>,
     n_windows: usize,
     /// Events in a window.
     length: u64,
@@ -124,6 +131,7 @@ impl Default for Growth {
             totals: FxHashMap::default(),
             births: vec![],
             now: Births::default(),
+            ends: vec![],
             n_windows: 0,
             length: 1,
             seen: 0,
@@ -176,13 +184,13 @@ impl Watch for Growth {
         self.seen += 1;
         if self.seen == self.length {
             self.seen = 0;
-            self.close_window(ledger);
+            self.close_window(ledger, event.time);
         }
     }
 }
 
 impl Growth {
-    fn close_window(&mut self, ledger: &mut Ledger) {
+    fn close_window(&mut self, ledger: &mut Ledger, end: Nanos) {
         for (device, account, books) in ledger.shelves() {
             for part in books.sites() {
                 let series = self.series.entry(Place { device, account, site: part.id }).or_default();
@@ -197,10 +205,12 @@ impl Growth {
             books.begin_window();
         }
         self.births.push(std::mem::take(&mut self.now));
+        self.ends.push(end);
         self.n_windows += 1;
         if self.n_windows == MAX_WINDOWS {
             let both = |pair: &[Births]| pair.iter().copied().reduce(Births::with).unwrap_or_default();
             self.births = self.births.chunks(2).map(both).collect();
+            self.ends = self.ends.chunks(2).filter_map(|pair| pair.last().copied()).collect();
             let all = self.series.values_mut().chain(self.totals.values_mut());
             all.for_each(|series| *series = halved(series));
             self.n_windows /= 2;
@@ -308,6 +318,21 @@ impl Growth {
             ready += rise * births.preparing as f64 / births.all.max(1) as f64;
         }
         rose > 0.0 && ready >= rose * READY
+    }
+
+    /// Whether what a place keeps stopped rising before a moment, though the program works on: what it still takes is balanced by what it gives
+    /// back, as in a queue that is full, or it takes no more. Where a repetition leaves `each`.
+    #[must_use]
+    pub fn is_level(&self, place: Place, until: Nanos, each: Bytes) -> bool {
+        let Some(series) = self.series.get(&place) else { return false };
+        let series = self.judged(series);
+        let n = self.ends.partition_point(|end| *end <= until).min(series.len());
+        // The first calls of a program load kernels; what it allocates is a steadier clock.
+        let clock = self.births.iter().scan(0, |sum: &mut u64, births| {
+            *sum += births.all;
+            Some(*sum)
+        });
+        is_level(&series[..n], &clock.take(n).collect::<Vec<u64>>(), each)
     }
 
     /// The windows that count: up to the last allocation.
@@ -457,6 +482,27 @@ fn course(series: &[u64]) -> Course {
         true => Course::Slows,
         false => Course::GoesOn,
     }
+}
+
+/// Whether a series rose by no more than `each` for longer than two of its pauses: a repetition later, it would have risen twice. `clock` has the time
+/// of each value. Where few rises show how long its pauses are, it takes one more.
+fn is_level(series: &[u64], clock: &[u64], each: Bytes) -> bool {
+    let mut kept = series.to_vec();
+    for idx in (1..kept.len()).rev() {
+        kept[idx - 1] = kept[idx - 1].min(kept[idx]);
+    }
+    let Some(end) = kept.last().copied() else { return false };
+    // What is being replaced is there twice for a moment.
+    let Some(before) = kept.iter().rposition(|held| end - held > each.0) else { return false };
+    let all: Vec<usize> = (1..=before).filter(|idx| kept[*idx] > kept[*idx - 1]).collect();
+    let noise = (kept[before] - kept[0]) as f64 / all.len().max(1) as f64 * NOISE;
+    let rises = all.into_iter().filter(|idx| (kept[*idx] - kept[*idx - 1]) as f64 >= noise);
+    let rises: Vec<u64> = rises.map(|idx| clock[idx]).collect();
+    let Some(longest) = rises.windows(2).map(|pair| pair[1] - pair[0]).max() else { return false };
+    let pauses = if rises.len() < MIN_RISES { LEVEL_PAUSES + 1 } else { LEVEL_PAUSES };
+    // What is added at once can show in two neighbouring windows, at both ends.
+    let window = clock[clock.len() - 1].div_ceil(clock.len() as u64);
+    clock[clock.len() - 1] - clock[before] > longest.max(window) * pauses + 2 * window
 }
 
 /// Whether the second series rises less than half as fast as the first; if that is to be sure, by more than chance explains.
@@ -659,6 +705,21 @@ mod tests {
         assert!(!grows(|t| if t > 30 { 9000 } else { 10 }), "one more object");
         assert!(!grows(|t| 9000 - t * 100), "it shrinks");
         assert!(!grows(|t| (t * 2_654_435_761) % 4096), "noise");
+    }
+
+    #[test]
+    fn what_stopped_longer_ago_than_it_ever_paused_is_level() {
+        let clock: Vec<u64> = (1..=48).collect();
+        let is_level = |value: fn(u64) -> u64| super::is_level(&series(value), &clock, Bytes(100));
+        assert!(is_level(|t| t.min(30) * 100), "a queue that is full");
+        assert!(is_level(|t| t.min(30) * 100 + if t > 35 { t % 2 * 100 } else { 0 }), "new before old");
+        assert!(is_level(|t| (t / 4).min(4) * 100), "four captures, then work");
+        assert!(!is_level(|t| t * 100), "a leak");
+        assert!(!is_level(|t| t / 6 * 100), "a leak in each epoch");
+        assert!(!is_level(|t| (t / 10).min(3) * 100), "a leak of three epochs, and a longer end");
+        assert!(!is_level(|t| t.min(30) * 100 + t.saturating_sub(44) * 100), "a leak after a pause");
+        assert!(!is_level(|t| if t < 40 { t.min(20) * 100 } else { 0 }), "all was given back");
+        assert!(!is_level(|_| 100) && !super::is_level(&[], &[], Bytes(1)));
     }
 
     #[test]

@@ -236,11 +236,14 @@ fn last(function: &str) -> &str {
 pub(crate) fn signs_of(lives: &Lives, definitions: &dyn Definitions) -> Vec<Signs> {
     // Of requests of the size of a workspace in the second.
     let mut known: [ByStack<Signs>; 2] = Default::default();
+    let others = roles::not_workspaces(lives);
     let mut all = Vec::with_capacity(lives.list.len());
     all.extend(lives.list.iter().map(|life| {
-        let is_of_size = roles::is_workspace_size(life.requested);
-        known[usize::from(is_of_size)]
-            .get_or(life.stack, || Signs::of(definitions, life.stack, life.requested))
+        let is_result = others.contains(&(life.stack, life.requested));
+        let is_of_size = roles::is_workspace_size(life.requested) && !is_result;
+        // Any other size shows that it is no workspace.
+        let requested = if is_of_size { life.requested } else { Bytes(0) };
+        known[usize::from(is_of_size)].get_or(life.stack, || Signs::of(definitions, life.stack, requested))
     }));
     all
 }

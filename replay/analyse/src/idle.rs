@@ -6,6 +6,8 @@
 //!        ── embed ──── forward                 xxxxxxxxxxxxxxxxxxxxxxx
 //! ```
 
+use std::collections::BTreeMap;
+
 use gputrace_schemas::event::{Bytes, Nanos, StackId};
 use gputrace_sim::stacks::python_package;
 use rustc_hash::FxHashMap;
@@ -41,6 +43,14 @@ pub struct Idle {
     pub over: Nanos,
 }
 
+/// What one line of the program holds: of each stack its bytes.
+#[derive(Default)]
+struct Held {
+    bytes: u64,
+    blocks: u64,
+    stacks: Vec<(u64, StackId, SiteId)>,
+}
+
 /// Of what `is_held` names on a device, what had been idle for long.
 pub(crate) fn of(
     lives: &Lives,
@@ -59,12 +69,24 @@ pub(crate) fn of(
         let held = by_stack.entry(life.stack).or_insert((0, 0, life.site));
         (held.0, held.1) = (held.0 + life.bytes.0, held.1 + 1);
     }
-    let (stack, (bytes, blocks, site)) =
-        by_stack.into_iter().max_by_key(|(id, (bytes, ..))| (*bytes, *id))?;
+    // What a library's lines request for one line of the program is one holding, as the keys and the values of a cache.
+    let mut by_lines: BTreeMap<Vec<(&str, &str, u32)>, Held> = BTreeMap::new();
+    for (stack, (bytes, blocks, site)) in by_stack {
+        let Some(known) = definitions.stack(stack) else { continue };
+        let lines = python_lines(definitions, known).filter(|(_, file, _)| python_package(file).is_none());
+        let held = by_lines.entry(lines.collect()).or_default();
+        (held.bytes, held.blocks) = (held.bytes + bytes, held.blocks + blocks);
+        held.stacks.push((bytes, stack, site));
+    }
+    let Held { bytes, blocks, stacks } =
+        by_lines.into_values().max_by_key(|held| (held.bytes, held.stacks.iter().max().copied()))?;
+    let (_, stack, site) = stacks.iter().max().copied()?;
     if bytes.saturating_mul(LEAST_PART) < all.0 || bytes == 0 {
         return None;
     }
-    let stays = |life: &&Life| life.stack == stack && life.device == device && is_held(life);
+    let stays = |life: &&Life| {
+        life.device == device && stacks.iter().any(|(_, stack, _)| *stack == life.stack) && is_held(life)
+    };
     let gone = lives
         .list
         .iter()

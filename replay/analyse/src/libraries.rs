@@ -68,6 +68,13 @@ const OFFERS: &[Offer] = &[
         when: When::Grows,
         fix: "move what `gather_for_metrics` returns to the CPU before you store it (`.cpu()`)",
     },
+    // An optimizer's state that is made again and again is that of one optimizer after the other.
+    Offer {
+        file: "/accelerate/optimizer.py",
+        functions: &["step"],
+        when: When::Grows,
+        fix: "the `Accelerator` keeps all that `prepare` got: call `accelerator.free_memory()` after each model, and `del` it",
+    },
     Offer {
         file: "/diffusers/models/autoencoders/",
         functions: &["decode", "_decode", "encode"],

@@ -112,6 +112,11 @@ fn is_model((function, file, _): &Line<'_>) -> bool {
     file.ends_with("/torch/nn/modules/module.py") && function.ends_with("_call_impl")
 }
 
+/// A function that only calls another: what `torch.no_grad` makes of one, or `functools` and `contextlib`.
+fn is_wrapper((function, file, _): &Line<'_>) -> bool {
+    *function == "decorate_context" || file.ends_with("/functools.py") || file.ends_with("/contextlib.py")
+}
+
 /// The lines of a stack, outermost first; those of the call of `backward` for what the backward pass asked for.
 fn path<'a>(definitions: &'a dyn Definitions, id: StackId) -> Vec<Line<'a>> {
     let Some(stack) = definitions.stack(id) else { return vec![] };
@@ -162,6 +167,8 @@ fn course<'a>(
         }
         common = own.iter().zip(path.iter()).take(common).take_while(|(a, b)| a == b).count();
     }
+    // What a decorator calls is called by the line before it.
+    let common = common + own.get(common..)?.iter().take_while(|line| is_wrapper(line)).count();
     let loops = own.get(common)?;
     // Shards of a checkpoint are loaded in a loop, too, and no model runs in between.
     if n_work < held.len() || own[..common].iter().any(is_model) || python_package(loops.1).is_some() {
@@ -170,10 +177,16 @@ fn course<'a>(
     // A ring lets its oldest go as it takes the next. Temporaries of the last turn may be of the same stack.
     let mut deaths: Vec<u32> = held.iter().map(|idx| lives.list[*idx].died).collect();
     deaths.sort_unstable();
-    let (begin, end) = (deaths[deaths.len() / 4], deaths[deaths.len() * 3 / 4]);
+    let few = (deaths.len() / 8).max(LEAST_BLOCKS).min(deaths.len() / 4);
+    let (begin, end) = (deaths[few], deaths[deaths.len() * 3 / 4]);
     let later = lives.list.get(first..).unwrap_or_default().iter().filter(|life| life.stack == stack);
     let is_ring = later.into_iter().any(|life| begin < life.born && life.born < end);
-    if is_ring {
+    // One that is full has let others go since it took the first of these.
+    let (begin, end) = (lives.list.get(first)?.born, lives.list.get(last)?.born);
+    let earlier = lives.list.get(..first).unwrap_or_default().iter();
+    let gone = earlier.filter(|life| life.stack == stack && life.device == device);
+    let n_gone = gone.filter(|life| begin < life.died && life.died < end).count();
+    if is_ring || n_gone >= LEAST_BLOCKS {
         return None;
     }
     // Other lines of the function that loops, and what it calls beside that line, part one turn from the next.

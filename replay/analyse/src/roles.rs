@@ -112,6 +112,8 @@ const ENGINE: &str = "torch::autograd::Engine::";
 const WORKSPACE_WORDS: [&str; 3] = ["CUDABlasWorkspace", "CUDABlasLtWorkspace", "CUDABlasHandle"];
 /// What that is, where native functions were not recorded: on Hopper, and elsewhere (the same file, 2.1 to 2.11).
 const WORKSPACE_BYTES: [u64; 2] = [32 << 20, 8_519_680];
+/// Handles of cuBLAS that a process has for one stream: one for each thread that multiplies matrices on it.
+const MOST_HANDLES: i32 = 4;
 /// Births of others that do not end a backward pass: other threads, hooks.
 const MOST_FOREIGN: u32 = 2;
 
@@ -217,6 +219,28 @@ pub fn is_workspace(definitions: &dyn Definitions, stack: StackId, requested: By
         || !facts.has(Hint::Native) && is_inside && WORKSPACE_BYTES.contains(&requested.0)
 }
 
+/// Stacks that had more blocks of a workspace's size on one stream at a time than it has handles of cuBLAS: whatever else their requests are,
+/// they are not workspaces. PyTorch keeps one for each stream and handle.
+#[must_use]
+pub(crate) fn not_workspaces(lives: &Lives) -> FxHashSet<(StackId, Bytes)> {
+    /// A stack with the size of its requests, the device and the stream.
+    type Asker = (StackId, Bytes, i16, Option<u64>);
+    let mut moments: FxHashMap<Asker, Vec<(u32, i32)>> = FxHashMap::default();
+    for life in lives.list.iter().filter(|life| is_workspace_size(life.requested)) {
+        let moments =
+            moments.entry((life.stack, life.requested, life.device, lives.stream(life))).or_default();
+        moments.extend([(life.born, 1), (life.died, -1)]);
+    }
+    let most = |mut moments: Vec<(u32, i32)>| {
+        moments.sort_unstable();
+        moments.into_iter().fold((0, 0), |(now, most): (i32, i32), (_, by)| (now + by, most.max(now + by))).1
+    };
+    let all = moments.into_iter().filter(|(_, moments)| moments.len() > MOST_HANDLES as usize);
+    all.filter(|(_, moments)| most(moments.clone()) > MOST_HANDLES)
+        .map(|((stack, size, ..), _)| (stack, size))
+        .collect()
+}
+
 /// A backward pass of a device: births from `start` to `end`, then another than its own at `over`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Pass {
@@ -254,6 +278,7 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
     let mut bare = FxHashSet::default();
     // What is from before has no frames for another reason, and native frames would show the engine.
     let is_native = facts.iter().any(|facts| facts.has(Hint::Native));
+    let others = if is_native { FxHashSet::default() } else { not_workspaces(lives) };
     if !is_marked && !is_native && lives.list.iter().any(has_frames) {
         let without = lives.list.iter().filter(|life| !has_frames(life) && !life.is_from_before);
         bare = without.map(|life| life.stack).collect();
@@ -278,7 +303,7 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
             passes(own.iter().map(|idx| (lives.list[*idx as usize].born, in_backward(*idx as usize))));
         roles.n_passes.insert(device, passes.len());
         roles.passes.insert(device, passes.iter().map(|pass| (pass.start, pass.end)).collect());
-        let judge = Judge { passes: &passes };
+        let judge = Judge { passes: &passes, others: &others };
         let found = match passes.is_empty() {
             true => judge.untrained(&own, lives, &facts),
             false => judge.all(&own, lives, |idx| (facts[idx], in_backward(idx))),
@@ -340,6 +365,8 @@ fn passes(births: impl Iterator<Item = (u32, bool)>) -> Vec<Pass> {
 
 struct Judge<'a> {
     passes: &'a [Pass],
+    /// Stacks that request no workspaces, though blocks of that size.
+    others: &'a FxHashSet<(StackId, Bytes)>,
 }
 
 impl Judge<'_> {
@@ -438,7 +465,9 @@ impl Judge<'_> {
     fn is_like_workspace(&self, life: &Life, facts: Facts, in_backward: bool) -> bool {
         let is_held_on = self.passes.last().is_some_and(|pass| pass.start > life.born);
         let is_elsewhere = if in_backward { is_held_on } else { facts.has(Hint::Forward) };
-        !facts.has(Hint::Native) && WORKSPACE_BYTES.contains(&life.requested.0) && is_elsewhere
+        let is_of_size =
+            is_workspace_size(life.requested) && !self.others.contains(&(life.stack, life.requested));
+        !facts.has(Hint::Native) && is_of_size && is_elsewhere
     }
 
     fn pass_of(&self, born: u32) -> Option<&Pass> {

@@ -384,13 +384,17 @@ fn growing(site: &RisingSite, n_steps: Option<u64>) -> GrowingSite {
     GrowingSite { named, growth: Bytes(trend.growth), per_step, confidence, repeated, place: site.place }
 }
 
+/// The median of what turns left is shown if it differs from the mean by no more than this part of it: one in so many.
+const UNEVEN: u64 = 20;
+
 /// How much, how often: `31.25 MiB per call of evaluate (eval.py:40), 8 calls`.
 pub(crate) fn rate(repeated: &Repeated) -> String {
     let mean = Bytes(repeated.bytes.0 / repeated.left.max(1));
-    // The median says little where a few turns left most of it.
+    // Times the number of turns it is what was left, as a reader would reckon.
+    let each = if repeated.each.0.abs_diff(mean.0) <= mean.0 / UNEVEN { repeated.each } else { mean };
+    // A mean says little where a few turns left most of it.
     let is_usual = mean.0 / 2 <= repeated.each.0 && repeated.each.0 / 2 <= mean.0;
-    let each =
-        if is_usual { words::bytes(repeated.each) } else { format!("{} on average", words::bytes(mean)) };
+    let each = if is_usual { words::bytes(each) } else { format!("{} on average", words::bytes(mean)) };
     let n = words::count(repeated.left);
     let of = match repeated.turns {
         Some(turns) if turns > repeated.left => format!("{n} of {}", words::count(turns)),

@@ -278,3 +278,210 @@ fn a_list_of_numbers_is_no_fault() {
     assert!(told.starts_with("Verdict: nothing is wrong"), "{told}");
     assert!(told.contains("`.item()`"), "{told}");
 }
+
+/// A queue of `capacity` batches: of each step one is put in, and the oldest goes once it is full.
+fn queue(n_steps: usize, capacity: usize) -> String {
+    let step = |n: usize| {
+        let oldest = n.checked_sub(capacity).map(|oldest| free(&format!("q{oldest}"), 4));
+        block(&format!("q{n}"), 4, "remember@/job/agent.py:14,main@/job/agent.py:40")
+            + &oldest.unwrap_or_default()
+            + &forward(n, 4, 20)
+            + &give_back(n, 4)
+    };
+    (0..n_steps).map(step).collect()
+}
+
+#[test]
+fn a_queue_that_is_full_does_not_grow() {
+    for (n_steps, capacity) in [(76, 60), (100, 75), (40, 32)] {
+        let told = told(&queue(n_steps, capacity));
+        assert!(told.starts_with("Verdict: nothing is wrong"), "{n_steps}, {capacity}: {told}");
+        assert!(!told.contains("to the end") && !told.contains("99.9 %"), "{told}");
+        assert!(!told.contains("a loop collects"), "{told}");
+    }
+    // While it fills, it cannot be told from a leak.
+    let told = told(&queue(40, 100));
+    assert!(told.starts_with("Verdict: memory grows: results kept"), "{told}");
+}
+
+#[test]
+fn what_the_set_up_made_does_not_grow_while_the_program_works_on() {
+    let set_up = |n: usize| {
+        block(&format!("s{n}"), 40, "main@/job/serve.py:11") + &forward(n, 4, 15) + &give_back(n, 4)
+    };
+    let request = |n: usize| {
+        let name = format!("a{n}");
+        block(&name, 1, "main@/job/serve.py:30") + &free(&name, 1)
+    };
+    let made: String = (0..12).map(set_up).collect();
+    let serves: String = (0..300).map(request).collect();
+    let served = told(&(made.clone() + &serves));
+    assert!(served.starts_with("Verdict: nothing is wrong"), "{served}");
+    // To the end, as far as this trace goes.
+    let grows = told(&made);
+    assert!(grows.starts_with("Verdict: memory grows"), "{grows}");
+}
+
+#[test]
+fn results_of_a_workspace_s_size_are_results_if_one_stream_has_many() {
+    let keep = |n: usize| {
+        let by = format!("{MODULE},Bank.forward@/job/bank.py:17,{MODULE},collect@/job/bank.py:30");
+        block(&format!("k{n}"), 32, &by) + &forward(n, 4, 31) + &give_back(n, 4)
+    };
+    let told = told(&(0..40).map(keep).collect::<String>());
+    assert!(told.starts_with("Verdict: memory grows") && told.contains("bank.py:17"), "{told}");
+}
+
+#[test]
+fn a_checkpoint_that_is_loaded_onto_a_full_gpu_comes_before_what_else_is_held() {
+    let load = "_to@/v/site-packages/torch/_utils.py:90,load@/v/site-packages/torch/serialization.py:1300,resume@/job/train.py:32,main@/job/train.py:45";
+    let apply = "<lambda>@/v/site-packages/torch/nn/modules/module.py:1050,Module._apply@/v/site-packages/torch/nn/modules/module.py:900,main@/job/train.py:6";
+    let model: String = (0..8).map(|n| block(&format!("p{n}"), 400, apply)).collect();
+    let gradients: String = (0..8).map(|n| block(&format!("g{n}"), 400, ENGINE)).collect();
+    let step = |n: usize| forward(n, 4, 20) + &give_back(n, 4);
+    let trained = model + &step(0) + &gradients + &step(1);
+    let pool = block("pool", 40_000, "Engine.__init__@/job/train.py:23,main@/job/train.py:41");
+    let loaded: String = (0..8).map(|n| block(&format!("c{n}"), 400, load)).collect();
+    let failed = format!(
+        "Alloc addr=segments bytes=49610M by=libcudart.so,libc10_cuda.so in_allocate=1
+         Alloc bytes=400M result=2 by=libcudart.so,libc10_cuda.so in_allocate=1
+         MemInfo bytes=10M extra=49640M
+         oom bytes=400M requested=400M allocated=49600M reserved=49610M by={load}\n"
+    );
+    let told = told(&(pool + &trained + &loaded + &failed));
+    let first = told.lines().next().unwrap_or_default();
+    assert!(first.contains("checkpoint loaded onto the GPU"), "{told}");
+    assert!(told.contains("train.py:23"), "{told}");
+}
+
+#[test]
+fn what_was_collected_before_a_failure_did_not_wait_then() {
+    let cycles: String = (0..8).map(|n| block(&format!("c{n}"), 50, "build@/job/train.py:13")).collect();
+    let collect = |n: usize| format!("free addr=c{n} bytes=50M collecting=1\n");
+    let collected: String = (0..8).map(collect).collect();
+    let pool = block("pool", 3000, "Engine.__init__@/job/train.py:23");
+    let failed = "MemInfo bytes=10M extra=3100M\noom bytes=60M requested=60M allocated=3000M reserved=3000M by=run@/job/train.py:50\n";
+    let before = told(&(cycles.clone() + &collected + &pool + failed));
+    assert!(!before.contains("collector"), "{before}");
+    let after = told(&(cycles + &pool + failed + &collected));
+    assert!(
+        after.contains("400.00 MiB of a peak of 3.32 GiB waited for Python's garbage collector"),
+        "{after}"
+    );
+}
+
+#[test]
+fn a_rate_times_its_number_is_what_was_left() {
+    // Every other call leaves three times as much.
+    let call = |n: usize| forward(n, if n.is_multiple_of(2) { 12 } else { 4 }, 40);
+    let told = told(&(0..12).map(call).collect::<String>());
+    assert!(told.contains("16.00 MiB per call of train.py:40, 12 calls"), "{told}");
+}
+
+#[test]
+fn growth_by_a_metric_is_named_where_the_program_calls_it() {
+    let round = |n: usize| {
+        let of_metric = "update@/v/site-packages/torchmetrics/metric.py:480,validate@/job/train.py:30";
+        block(&format!("y{n}"), 8, "batches@/job/train.py:19")
+            + &block(&format!("m{n}"), 4, of_metric)
+            + &forward(n, 6, 31)
+            + &give_back(n, 6)
+    };
+    let told = told(&(0..20).map(round).collect::<String>());
+    assert!(told.contains("metric.reset()") && told.contains("where: validate (/job/train.py:30)"), "{told}");
+}
+
+#[test]
+fn models_that_an_accelerator_keeps_have_its_remedy() {
+    let apply = "<lambda>@/v/site-packages/torch/nn/modules/module.py:1050,Module._apply@/v/site-packages/torch/nn/modules/module.py:900,fold@/job/train.py:12";
+    let state = "Adam._init_group@/v/site-packages/torch/optim/adam.py:180,Adam.step@/v/site-packages/torch/optim/adam.py:220,\
+                 AcceleratedOptimizer.step@/v/site-packages/accelerate/optimizer.py:170,fold@/job/train.py:24";
+    let round = |n: usize| {
+        let model: String = (0..4).map(|at| block(&format!("w{n}_{at}"), 20, apply)).collect();
+        let state: String = (0..8).map(|at| block(&format!("s{n}_{at}"), 20, state)).collect();
+        model
+            + &forward(2 * n, 4, 20)
+            + &give_back(2 * n, 4)
+            + &state
+            + &forward(2 * n + 1, 4, 20)
+            + &give_back(2 * n + 1, 4)
+    };
+    let told = told(&(0..10).map(round).collect::<String>());
+    assert!(told.starts_with("Verdict: memory grows: models loaded repeatedly"), "{told}");
+    assert!(told.contains("accelerator.free_memory()"), "{told}");
+}
+
+#[test]
+fn what_captures_leave_in_their_pools_is_no_side_stream_s() {
+    let mut scene = String::new();
+    let mut reserved = 0;
+    for n in 0..12_u64 {
+        reserved += 64;
+        scene += &format!(
+            "TorchPoolBegin handle={1}
+             CaptureBegin stream={1} by=capture@/job/serve.py:20
+             Alloc addr={0:#x} bytes=64M by=libcudart.so,libc10_cuda.so in_allocate=1
+             block addr={0:#x} bytes=64M requested=64M stream={1} allocated=64M reserved={reserved}M by=push@/job/train.py:13
+             free addr={0:#x} bytes=64M allocated=0 reserved={reserved}M
+             TorchPoolEnd handle={1}
+             CaptureEnd stream={1} handle=g{1}\n",
+            0x1_0000_0000 + n * (64 << 20),
+            n + 1
+        );
+        scene += &forward(n as usize, 3, 20);
+        scene += &give_back(n as usize, 3);
+    }
+    let told = told(&scene);
+    assert!(told.contains("a private pool for each input shape"), "{told}");
+    assert!(!told.contains("side stream"), "{told}");
+}
+
+#[test]
+fn keys_and_values_of_an_idle_cache_are_counted_together() {
+    let cache = |line: u32| {
+        format!(
+            "Cache.__init__@/v/site-packages/transformers/cache_utils.py:{line},cache_for@/job/chat.py:13,draft@/job/chat.py:20,main@/job/chat.py:40"
+        )
+    };
+    let layers: String = (0..4)
+        .map(|n| block(&format!("k{n}"), 300, &cache(100)) + &block(&format!("v{n}"), 300, &cache(101)))
+        .collect();
+    let call = |n: usize, by: &str| {
+        let name = format!("t{n}");
+        let by = format!("{LINEAR},{MODULE},Net.forward@/job/net.py:12,{MODULE},{by},main@/job/chat.py:40");
+        block(&name, 2, &by) + &free(&name, 2)
+    };
+    let drafts: String = (0..24).map(|n| call(n, "draft@/job/chat.py:25")).collect();
+    let trains: String = (24..64).map(|n| call(n, "train@/job/chat.py:60")).collect();
+    let told = told(&(layers + &drafts + &trains));
+    assert!(told.starts_with("Verdict: memory was kept: left idle after its work"), "{told}");
+    assert!(told.contains("2.34 GiB lie idle") && told.contains("chat.py:13"), "{told}");
+}
+
+#[test]
+fn results_that_a_decorated_function_collects_are_named_though_the_loop_has_ended() {
+    let of = |line: u32| {
+        format!(
+            "Bank.forward@/job/bank.py:{line},{MODULE},collect@/job/bank.py:30,\
+             decorate_context@/v/site-packages/torch/utils/_contextlib.py:116,main@/job/bank.py:56"
+        )
+    };
+    let collect = |n: usize| {
+        block(&format!("x{n}"), 1, "main@/job/bank.py:56")
+            + &block(&format!("f{n}"), 2, &of(14))
+            + &block(&format!("k{n}"), 32, &of(17))
+            + &free(&format!("f{n}"), 2)
+            + &free(&format!("x{n}"), 1)
+    };
+    let validate = |n: usize| {
+        let by =
+            format!("Bank.forward@/job/bank.py:14,{MODULE},validate@/job/bank.py:42,main@/job/bank.py:58");
+        block(&format!("v{n}"), 2, &by) + &free(&format!("v{n}"), 2)
+    };
+    let apply = "<lambda>@/v/site-packages/torch/nn/modules/module.py:1050,Module._apply@/v/site-packages/torch/nn/modules/module.py:900,main@/job/bank.py:50";
+    let weights = (0..4).map(|n| block(&format!("w{n}"), 2, apply));
+    let scene = weights.chain((0..40).map(collect)).chain((0..60).map(validate)).collect::<String>();
+    let told = told(&scene);
+    assert!(told.contains("outputs collected on the GPU until the loop ends"), "{told}");
+    assert!(told.contains("bank.py:17") && !told.contains("memory grows"), "{told}");
+}

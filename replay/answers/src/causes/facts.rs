@@ -150,6 +150,13 @@ impl<'a> Facts<'a> {
         self.story.ledger.sites.site_name(site)
     }
 
+    /// The line of PyTorch's request that failed.
+    #[must_use]
+    pub fn refused_line(&self) -> Option<String> {
+        let Failure::Torch(_, error) = self.failure? else { return None };
+        self.is_own(error.site).then(|| self.site(error.site))
+    }
+
     /// Whether a place is a line of the program itself: neither a library's, nor one without a file.
     #[must_use]
     pub fn is_own(&self, site: SiteId) -> bool {

@@ -29,6 +29,9 @@ const NUMBERS: &str = "numbers kept as tensors";
 /// Smaller gradients than this say nothing about whose they are.
 const LEAST_GRADIENT: u64 = 1 << 16;
 
+/// The name where nothing is known of what keeps it.
+const RESULTS: &str = "results kept";
+
 /// What keeps memory.
 struct Keeper {
     cause: Cause,
@@ -257,7 +260,7 @@ const KEEPERS: &[Keeper] = &[
     },
     Keeper {
         cause: cause(
-            "results kept",
+            RESULTS,
             "memory that a line allocates remains in at least three repetitions, up to the last",
             "memory that is allocated once, levels off, or is replaced",
         ),
@@ -322,6 +325,11 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
         return None;
     }
     let keeper = KEEPERS.iter().find(|keeper| (keeper.claims)(facts, &grown))?;
+    // Of what nothing else is known, the line whose library keeps it says more than the one that made it.
+    let of_library =
+        || facts.all_grown().find(|it| it.holder.is_some_and(|it| it.offer(When::Grows).is_some()));
+    let is_any = keeper.cause.name == RESULTS;
+    let grown = if is_any { of_library().unwrap_or(grown) } else { grown };
     let given_back = if keeper.fix == NEVER_FREED { given_back(facts, &grown) } else { None };
     // What grows with it is kept by the same.
     let offered = || {

@@ -240,7 +240,7 @@ const REMEDIES: &[Remedy] = &[
         purpose: Purpose::Collected,
         cause: cause(
             "outputs collected on the GPU until the loop ends",
-            "blocks of one call stack that a loop outside any model allocated one by one, and that were all freed together",
+            "blocks of one call stack that a loop outside any model allocated one by one, and that were all freed together, or none of them",
             "layers of a model, memory that the backward pass frees, and a ring that drops its oldest entry",
         ),
         // Some loops need what they collect: a caller decides.
@@ -249,7 +249,7 @@ const REMEDIES: &[Remedy] = &[
         is: |facts, _, it| facts.growing().is_empty() && it.blocks >= LEAST_RESULTS,
         what: |it| {
             format!(
-                "results that a loop collects: {} blocks, allocated one by one and freed together",
+                "results that a loop collects: {} blocks, allocated one by one and held together",
                 count(it.blocks)
             )
         },

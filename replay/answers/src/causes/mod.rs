@@ -230,6 +230,16 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
         _ => 1,
     };
     all.sort_by_key(|(_, kind, case)| (rank(*kind, case), Reverse(case.bytes), *kind));
+    // What the request that failed is itself for comes before what else is held, and might be needed.
+    let own = facts
+        .refused_line()
+        .and_then(|line| all.iter().position(|it| it.2.bytes >= missing && is_own_request(it, &line)));
+    if let Some(at) = own {
+        let is_weaker = |(_, kind, _): &Found| matches!(kind, Kind::Kept | Kind::Peak);
+        if let Some(before) = all[..at].iter().position(is_weaker) {
+            all[before..=at].rotate_right(1);
+        }
+    }
     // What fills a limit says more than the limit.
     if all.len() > 1 {
         all.retain(|(cause, ..)| cause.name != limit::CAUSE.name);
@@ -286,6 +296,16 @@ fn outermost(path: &str) -> &str {
 
 /// Between two lines of a stack.
 const CALLED_FROM: &str = ", called from ";
+
+/// Whether a case is of memory that is kept, at this line of the program's.
+fn is_own_request((_, kind, case): &Found, line: &str) -> bool {
+    *kind == Kind::Kept && line_of(&case.site) == line_of(line)
+}
+
+/// A call site without what it calls and who called it.
+fn line_of(site: &str) -> &str {
+    site.split_once(')').map_or(site, |(line, _)| line)
+}
 
 /// Whether two call sites are of one function of the program's.
 fn is_of(a: &str, b: &str) -> bool {

@@ -8,6 +8,8 @@ use gputrace_trace::words::{bytes, count};
 
 /// Worth a verdict from this part of the peak of PyTorch's blocks on: one in so many.
 const LEAST: u64 = 20;
+/// Collections after which more garbage may have waited when a request failed.
+const RECURS: u64 = 2;
 
 pub(super) const CAUSE: Cause = Cause {
     name: "reference cycles",
@@ -21,14 +23,28 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let lifetimes = facts.lifetimes?;
     let (cycles, peak) = (&lifetimes.cycles, lifetimes.devices.iter().map(|device| device.peak.0).max()?);
     let site = cycles.sites.first()?;
-    (cycles.peak.0.saturating_mul(LEAST) >= peak).then(|| Case {
+    // What waits when a request fails is collected later or never. Of what was collected once and before, one successor holds as much again: more
+    // than that has piled up.
+    let of_lines = || {
+        let own = facts.holders().filter(|holder| cycles.sites.iter().any(|it| it.site == holder.site));
+        own.map(|holder| holder.bytes.0).sum::<u64>()
+    };
+    let held = match (facts.failure, facts.held) {
+        (Some(_), Some(held))
+            if cycles.collections < RECURS && of_lines() < cycles.peak.0.saturating_mul(2) =>
+        {
+            cycles.held_at(held.device, held.time)
+        }
+        _ => cycles.peak,
+    };
+    (held.0.saturating_mul(LEAST) >= peak).then(|| Case {
         what: format!(
             "up to {} of a peak of {} waited for Python's garbage collector: reference cycles held them",
-            bytes(cycles.peak),
+            bytes(held),
             bytes(Bytes(peak))
         ),
         site: facts.site(site.site),
-        bytes: cycles.peak,
+        bytes: held,
         sure: format!("certain: the collector freed {} of its blocks", count(site.blocks)),
         fix: Fix::words(
             match facts.holders().any(|holder| holder.site == site.site && holder.signs.has(Sign::Function)) {

@@ -9,6 +9,7 @@ use super::{Case, Cause, Facts, Fix, Kind};
 use gputrace_analyse::lifetimes::StreamUse;
 use gputrace_report::sections::cache;
 use gputrace_trace::ledger::SiteId;
+use gputrace_trace::ledger::pools::Pool;
 use gputrace_trace::words::{bytes, count, time};
 
 /// Fewer streams than this are a program's own few.
@@ -44,7 +45,9 @@ fn idle(facts: &Facts<'_>) -> Option<Case> {
             of_device.filter(|used| used.stream != 0 && is_left(facts, used)).collect();
         let free: u64 = left.iter().map(|used| used.peak.0.saturating_sub(used.at_end.0)).sum();
         // What is not reserved beyond what is in use is no waste.
-        let free = free.min(torch.reserved.now.0.saturating_sub(torch.allocated.now.0));
+        let of_graphs = of_graphs(facts, ordinal, |pool| pool.reserved.now);
+        let unused = torch.reserved.now.0.saturating_sub(torch.allocated.now.0);
+        let free = free.min(unused).saturating_sub(of_graphs);
         let most = left.into_iter().max_by_key(|used| used.peak)?;
         (goes_on && free.saturating_mul(4) >= torch.reserved.peak.0 && free > 0).then_some((
             ordinal,
@@ -73,6 +76,12 @@ fn idle(facts: &Facts<'_>) -> Option<Case> {
         ),
         verb: "report --all",
     })
+}
+
+/// What private pools have of a device. It is free for the graphs that use the pool, whatever stream they were captured on.
+fn of_graphs(facts: &Facts<'_>, ordinal: i16, reserved: impl Fn(&Pool) -> Bytes) -> u64 {
+    let pools = facts.story.ledger.torch_pools.pools.iter();
+    pools.filter(|((device, _), _)| *device == ordinal).map(|(_, pool)| reserved(pool).0).sum()
 }
 
 /// What is free on streams that one line used one after the other, and how many these are.
@@ -108,7 +117,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         let (free, streams) = stranded(facts, ordinal)?;
         let unused = torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0);
         // What is not reserved beyond what is in use is no waste.
-        let free = Bytes(free.0.min(unused));
+        let of_graphs = of_graphs(facts, ordinal, |pool| pool.reserved.peak);
+        let free = Bytes(free.0.min(unused).saturating_sub(of_graphs));
         Some((ordinal, torch, free, streams)).filter(|_| free.0 * 4 >= torch.reserved.peak.0)
     });
     let (ordinal, torch, free, streams) = devices.max_by_key(|(_, _, free, _)| *free)?;

@@ -56,9 +56,21 @@ fn at_failure(facts: &Facts<'_>) -> Option<Case> {
     let is_much = both.0.saturating_mul(5) >= held.bytes.0.saturating_add(asked.0).saturating_mul(2);
     let is_same_code = narrow.site != error.site && file(narrow.site) == file(error.site);
     let is_twice = is_twice && may_cast(facts, error.site);
+    // A loss goes on with the copy: what fails may be what follows from it.
+    let line = |site| facts.story.ledger.sites.site(site).map(|site| (&site.file, site.line));
+    let is_copied = facts.holders().any(|holder| {
+        let is_as_large = |size: &Bytes| size.0.abs_diff(asked.0) < ROUNDED;
+        line(holder.site) == line(error.site)
+            && holder.since >= narrow.since
+            && holder.sizes.keys().any(is_as_large)
+    });
+    let copy = match is_copied {
+        true => format!("the copy at twice the width, {}, is there, and this is as much again", bytes(asked)),
+        false => "a copy at twice the width".to_owned(),
+    };
     (is_twice && is_much && is_same_code).then(|| Case {
         what: format!(
-            "the line below requests exactly twice the {} that {} has just allocated: a copy at twice the width",
+            "the line below requests exactly twice the {} that {} has just allocated: {copy}",
             bytes(size),
             facts.site(narrow.site)
         ),

@@ -149,7 +149,8 @@ impl Found {
         let failed: Vec<Holders<'_>> = failed.collect();
         for holders in failed.iter().chain(std::iter::once(&held)) {
             for (place, repeated) in holders.repeatedly(story) {
-                if !known.contains(&place) && !is_segment(story, place) {
+                let is_over = growth.is_level(place, holders.until, repeated.each);
+                if !known.contains(&place) && !is_over && !is_segment(story, place) {
                     known.push(place);
                     let (growth, confidence) = (repeated.bytes.0, repeated.confidence());
                     let trend = Trend { growth, per_window: 0.0, confidence };

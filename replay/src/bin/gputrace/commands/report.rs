@@ -117,7 +117,12 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let (read, models): (Vec<(Head, Part)>, Vec<Vec<Model>>) = read.into_iter().unzip();
     let copies = model_copies::in_words(&models.concat());
     let job = if args.show.json { None } else { job(&read, &paths, &args.traces, copies) };
-    let parts: Vec<Part> = job.into_iter().chain(read.into_iter().map(|(_, part)| part)).collect();
+    let mut each: Vec<Part> = read.into_iter().map(|(_, part)| part).collect();
+    // A person looks for what failed; a program, for the order of its arguments.
+    if !args.show.json {
+        each.sort_by_key(gravity);
+    }
+    let parts: Vec<Part> = job.into_iter().chain(each).collect();
     if !parts.is_empty() || args.show.json {
         let report = Report { verb: "report", parts };
         let is_brief = wanted == Shown::Always && args.show.is_too_high(&report);
@@ -125,6 +130,15 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         args.show.write(&report, out)?;
     }
     Ok(show::exit_code(all))
+}
+
+/// How soon a person is to see it: what failed, what is wrong, and all else.
+fn gravity(part: &Part) -> u8 {
+    match part.verdict.as_ref().map_or("", |verdict| verdict.kind) {
+        "out_of_memory" | "killed" | "gpu_fault" | "left" => 0,
+        "nothing_wrong" | "running" | "cannot_tell" | "" => 2,
+        _ => 1,
+    }
 }
 
 /// The same in as few lines as a terminal has: of one process its verdict and five lines, of a job what is said of all.
