@@ -178,16 +178,19 @@ pub(crate) fn map_private(bytes: usize) -> Option<*mut u8> {
     map(bytes, flags, usize::MAX)
 }
 
-/// Private zeroed memory that takes none until it is used, nor counts as locked (`mlockall`); `None` if there is no room.
-pub(crate) fn reserve(bytes: usize) -> Option<*mut u8> {
+/// Private zeroed memory that takes none until it is used; `None` if there is no room. Nor does it count as locked (`mlockall`), if that is
+/// asked for: the call is one that programs rarely make.
+pub(crate) fn reserve(bytes: usize, is_unlocked: bool) -> Option<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // Not to be used yet, so that nothing is put into it where mappings are locked from the start.
     // SAFETY: a new mapping touches nothing that exists.
     let at =
         unsafe { call(libc::SYS_mmap, [0, bytes, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) };
     let at = at.ok()? as *mut u8;
-    // SAFETY: locks are no property of the memory's content.
-    let _ = unsafe { call(libc::SYS_munlock, [at as usize, bytes, 0, 0, 0, 0]) };
+    if is_unlocked {
+        // SAFETY: locks are no property of the memory's content.
+        let _ = unsafe { call(libc::SYS_munlock, [at as usize, bytes, 0, 0, 0, 0]) };
+    }
     // A huge page would be taken whole for the first line of many. Nobody looks for it in a core file.
     for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTDUMP] {
         // SAFETY: throws nothing away.

@@ -8,7 +8,7 @@ use crate::session::{self, Describe, Start};
 use crate::sys::{self, KeepErrno, Text};
 use crate::thread_state::Rest;
 use crate::tls::{self, Tls};
-use crate::{closers, devices, early_pools, ends, kernel, ledger, nvtx, own, thread_id, words};
+use crate::{closers, devices, early_pools, ends, kernel, ledger, nvtx, own, reserved, thread_id, words};
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
@@ -32,17 +32,8 @@ static OWNERS: Owners = Owners::new();
 static STATES: [AtomicPtr<ThreadState>; map::MAX_THREADS] =
     [const { AtomicPtr::new(null_mut()) }; map::MAX_THREADS];
 
-/// Memory for the first lines, reserved when the session began: later a thread may not ask for any.
-static RESERVED: AtomicPtr<u8> = AtomicPtr::new(null_mut());
-static N_RESERVED: AtomicU32 = AtomicU32::new(0);
 /// Bytes of a line's memory: whole pages.
 const STATE_BYTES: usize = size_of::<ThreadState>().next_multiple_of(4096);
-/// Of a limited address space, the reservation takes no more than this part.
-const RESERVED_PART: u64 = 64;
-/// Lines that have memory from the start, 83 MiB of addresses. All of it would be locked (`mlockall`), count against a limit that the
-/// program sets later (`RLIMIT_DATA`), and be as much longer in a core file. Threads that come when so many others are there ask for
-/// theirs, as long as they may.
-const RESERVED_LINES: u64 = 64;
 /// Threads of the claims, for a session that begins while they are held.
 static THREADS: [AtomicU32; map::MAX_THREADS] = [const { AtomicU32::new(0) }; map::MAX_THREADS];
 
@@ -330,24 +321,7 @@ fn describe_names(map: Map, _generation: u64) {
 /// Gets what threads need later: memory of their lines, and a way to know that they end.
 fn prepare() {
     ends::learn(end_thread);
-    if !RESERVED.load(Ordering::Acquire).is_null() {
-        return;
-    }
-    let room = kernel::limit(libc::RLIMIT_AS).min(kernel::limit(libc::RLIMIT_DATA));
-    let most = if room == u64::MAX { u64::MAX } else { room / RESERVED_PART / STATE_BYTES as u64 };
-    let n = most.min(RESERVED_LINES) as u32;
-    // Where memory is promised only as far as there is some, a few lines' are had.
-    for n in [n, n.min(RESERVED_LINES as u32 / 8)] {
-        if n == 0 {
-            continue;
-        }
-        if let Some(reserved) = kernel::reserve(n as usize * STATE_BYTES) {
-            N_RESERVED.store(n, Ordering::Relaxed);
-            // SYNC: how many lines it is for.
-            RESERVED.store(reserved, Ordering::Release);
-            return;
-        }
-    }
+    reserved::prepare(STATE_BYTES);
 }
 
 /// Has something written on a line that is nobody's before and after. While a session begins: the kernel may be asked.
@@ -496,10 +470,9 @@ fn take_line(map: Map, generation: u64) -> Option<(Claim, *mut ThreadState)> {
 
 /// Zeroed memory for a line that has none; null if there is none.
 fn new_memory(line: u32) -> *mut u8 {
-    // SYNC: how many lines it is for.
-    let reserved = RESERVED.load(Ordering::Acquire);
-    if !reserved.is_null() && line < N_RESERVED.load(Ordering::Relaxed) {
-        return reserved.wrapping_add(line as usize * STATE_BYTES);
+    let reserved = reserved::of(line);
+    if !reserved.is_null() {
+        return reserved;
     }
     if own::may_ask() { sys::pages(STATE_BYTES) } else { null_mut() }
 }

@@ -70,6 +70,7 @@ mod pjrt;
 mod probe;
 mod process;
 mod remembered;
+mod reserved;
 mod ring_file;
 mod rings;
 mod room;

@@ -186,6 +186,11 @@ pub(crate) fn may_begin() -> bool {
 
 /// Whether a session may be begun or ended, for somebody outside who has looked at the process before he asked for that.
 pub(crate) fn may_obey() -> bool {
+    is_as_before()
+}
+
+/// Whether nobody has seen a sandbox that came after the session began.
+pub(crate) fn is_as_before() -> bool {
     let Some(own) = own() else { return true };
     // A recorder that is stopped or was killed answers nobody, and can be detached from all the same.
     match read(own, |line| line.state.load(Ordering::Acquire)) {

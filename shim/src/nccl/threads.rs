@@ -8,7 +8,7 @@
 use crate::arch;
 use crate::sys::KeepErrno;
 use crate::tls::{self, Tls};
-use crate::{elf, lanes, mark};
+use crate::{elf, lanes, mark, reserved};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -179,7 +179,7 @@ pub(crate) fn find_real_create() -> *mut c_void {
     address as *mut c_void
 }
 
-/// Stands in for the C library's, to know the threads that NCCL starts; all others are none of our business.
+/// Stands in for the C library's, to know the threads that NCCL starts; of all others only how many there are ([`reserved`]).
 ///
 /// # Safety
 /// As `pthread_create(3)`.
@@ -197,6 +197,7 @@ pub(crate) unsafe extern "C" fn pthread_create(
             return TRY_AGAIN;
         }
     }
+    reserved::expect_thread();
     // SAFETY: found as the C library's function of this name.
     let real: Create = unsafe { core::mem::transmute(real) };
     let Some(birth) = birth(tls::here(), start, argument) else {
