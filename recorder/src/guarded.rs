@@ -5,6 +5,7 @@
 //! open. So under a filter every thread has a guard, which only waits for its end: a call that whoever uses threads must have. If that came
 //! without a result, the recorder ends, and its ring stays for `gputrace recover`.
 
+use crate::process;
 use std::cell::Cell;
 use std::io;
 use std::sync::OnceLock;
@@ -17,13 +18,10 @@ const STACK: usize = 256 << 10;
 /// What a first thread has by default.
 const STACK_OF_MAIN: usize = 8 << 20;
 
-/// Whether this process is under a filter (proc(5), `Seccomp`).
+/// Whether this process is under a filter.
 pub(crate) fn is_filtered() -> bool {
     static IS_FILTERED: OnceLock<bool> = OnceLock::new();
-    *IS_FILTERED.get_or_init(|| {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2"))
-    })
+    *IS_FILTERED.get_or_init(process::is_filtered)
 }
 
 thread_local! {

@@ -8,9 +8,9 @@ use gputrace_schemas::event::{
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 
+use super::Effect;
 use super::amounts::Meter;
 use super::driver::{Change, Object, Shelf};
-use super::effect::Effect;
 use super::sites::SiteId;
 use crate::Definitions;
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::{Action, Bytes, Call, Event, HOST, Nanos, OutOfMemory, Sample, StackId};
 use serde::{Deserialize, Serialize};
 
+use super::Effect;
 use super::amounts::{Books, Held, Meter};
 use super::driver::{Change, MemoryKind, Object, Shelf};
-use super::effect::Effect;
 use super::heaps::HeapBooks;
 use super::hidden::{Pages, Samples, Span, concerns};
 use super::pjrt::PjrtBooks;

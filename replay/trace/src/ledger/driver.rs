@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use gputrace_schemas::event::{Action, Bytes, Call, Event, HOST, NO_DEVICE, Nanos, StackId, ThreadId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::Effect;
 use super::contexts::Contexts;
-use super::effect::Effect;
 use super::findings::Finding;
 use super::graphs::Graphs;
 use super::phases::PhaseId;

@@ -7,7 +7,7 @@ use gputrace_schemas::event::{
     Action, Alive, Call, GpuFault, Lost, LostCause, Nanos, StackRead, SuspendedBy,
 };
 
-use super::devices::Memory;
+use super::Memory;
 use crate::{Definitions, faults};
 
 /// Most notes kept.

@@ -4,10 +4,8 @@
 use gputrace_schemas::event::{Action, Bytes, Call, Event, HOST, Nanos, StackId};
 use rustc_hash::FxHashMap;
 
-use super::devices::Devices;
-use super::effect::{Fate, Step, Steps};
 use super::sites::OwnerId;
-use super::{Books, Ledger, SiteId};
+use super::{Books, Devices, Fate, Ledger, SiteId, Step, Steps};
 use crate::owners::{JAX, NVSHMEM, TORCH_PINNED};
 
 /// A block that is allocated.

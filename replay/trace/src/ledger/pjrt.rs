@@ -10,9 +10,9 @@ use gputrace_schemas::event::{
 };
 use rustc_hash::FxHashMap;
 
+use super::Devices;
+use super::Effect;
 use super::amounts::{Books, Held};
-use super::devices::Devices;
-use super::effect::Effect;
 use super::sites::{OwnerId, SiteId};
 use crate::Definitions;
 

@@ -11,7 +11,7 @@ use gputrace_schemas::event::{Action, Bytes, Call, Event, EventKind, Nanos, Stac
 use rustc_hash::FxHashMap;
 
 use super::amounts::Meter;
-use super::effect::{Effect, Paging, Step};
+use super::{Effect, Paging, Step};
 use super::{Ledger, MemoryKind, SiteId};
 use crate::{Definitions, torch_release};
 

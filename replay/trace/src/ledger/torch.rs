@@ -19,10 +19,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::amounts::{Books, Meter};
 use super::cache::CacheBooks;
 use super::driver::{Change, Mapped, MemoryKind};
-use super::effect::{Effect, Fate, Paging, Step, Steps, Stranger};
 use super::findings::Finding;
 use super::phases::PhaseId;
 use super::sites::{OwnerId, SiteId};
+use super::{Effect, Fate, Paging, Step, Steps, Stranger};
 use crate::newest::Newest;
 
 /// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH`, cuda.h.
