@@ -19,7 +19,7 @@ use super::torch::TorchBooks;
 pub struct DeviceBooks {
     /// Memory of the device: linear, virtual memory management, stream-ordered in use, and arrays as estimated.
     pub physical: Books,
-    /// The same by phase of the program: owners are [`PhaseId`]s.
+    /// The same by phase of the program: owners are [`super::PhaseId`]s.
     pub phases: Books,
     /// The same by kind, and the kinds that are not in [`DeviceBooks::physical`].
     pub kinds: BTreeMap<MemoryKind, Meter>,
