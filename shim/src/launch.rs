@@ -2,9 +2,10 @@
 //! SIGCHLD, none of the program's descriptors, signals, limits or scheduling.
 //!
 //! The recorder is a grandchild. The child between us is a `clone` without exit signal that never execs (exec would give
-//! it one), which only `__WCLONE` and `__WALL` can wait for, and no debugger of the program's follows (`CLONE_UNTRACED`). Both share our memory until the recorder has its own: a `fork` would copy
-//! the page tables of a process that may be hundreds of gigabytes large. They call the kernel and nothing else:
-//! other libraries stand in for the C library's functions, and their books would be the program's.
+//! it one), which only `__WCLONE` and `__WALL` can wait for. No debugger of the program's follows either
+//! (`CLONE_UNTRACED`). Both share our memory until the recorder has its own: a `fork` would copy the page tables of a
+//! process that may be hundreds of gigabytes large. They call the kernel and nothing else: other libraries stand in for
+//! the C library's functions, and their books would be the program's.
 //!
 //! Mostly the child between us ends at once, and the recorder gets init for a parent. Where the program is that init, or
 //! asked for orphans (`PR_SET_CHILD_SUBREAPER`), the recorder would become the program's own child. There the child between
@@ -103,9 +104,9 @@ pub(crate) fn start_recorder(path: &'static CStr, file: Option<&File>) -> Outcom
     // SAFETY: as above.
     let stays = unsafe { (*launch).stays };
     // Where the child between us stays, we do not stand still until it ends.
-    let flags = libc::CLONE_VM | libc::CLONE_UNTRACED | if stays { 0 } else { libc::CLONE_VFORK };
+    let flags = libc::CLONE_VM | if stays { 0 } else { libc::CLONE_VFORK };
     // SAFETY: the child runs on its own stack and touches only `launch`, which stay until it is gone, or for ever.
-    let mut child = unsafe { kernel::spawn(flags, prepared.outer_stack, detach, launch.cast()) };
+    let mut child = unsafe { spawn_untraced(flags, prepared.outer_stack, detach, launch.cast()) };
     // QEMU's emulation of programs refuses what Linux never does, a child that ends without a signal, and makes a copy of one that
     // would share our memory. There, the program may see one SIGCHLD.
     let is_emulated = child == Err(libc::EINVAL);
@@ -252,9 +253,7 @@ impl Helper {
         // SAFETY: as above.
         let stays = unsafe { (*launch).stays };
         // SAFETY: the child runs on its own stack in memory that stays until it is gone; what it shares with us are atomics.
-        match unsafe {
-            kernel::spawn(libc::CLONE_VM | libc::CLONE_UNTRACED, prepared.outer_stack, help, launch.cast())
-        } {
+        match unsafe { spawn_untraced(libc::CLONE_VM, prepared.outer_stack, help, launch.cast()) } {
             Ok(child) if stays => {
                 STAYING.note(child as u32, prepared.scratch);
                 Ok(Helper { pid: child as u32, scratch: null_mut() })
@@ -430,6 +429,24 @@ fn exit_code(child: usize) -> Option<u32> {
     }
 }
 
+/// As [`kernel::spawn`], a child that no debugger of the program's follows. QEMU's emulation of programs does not know the flag.
+///
+/// # Safety
+/// As [`kernel::spawn`].
+unsafe fn spawn_untraced(
+    flags: c_int,
+    stack: *mut u8,
+    function: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> Answer {
+    // SAFETY: the caller's promise.
+    match unsafe { kernel::spawn(flags | libc::CLONE_UNTRACED, stack, function, argument) } {
+        // SAFETY: there is no child, and the caller's promise.
+        Err(libc::EINVAL) => unsafe { kernel::spawn(flags, stack, function, argument) },
+        answer => answer,
+    }
+}
+
 /// Starts the recorder; its number, and our descriptor of the program: what `launch` says of that afterwards is the recorder's.
 fn start_between(launch: &mut Launch) -> Option<(usize, c_int)> {
     let program = launch.program;
@@ -455,10 +472,10 @@ fn start_between(launch: &mut Launch) -> Option<(usize, c_int)> {
         number(libc::SYS_setsid);
     }
     let (process, stack) = (launch.process, launch.inner_stack);
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_UNTRACED | libc::SIGCHLD;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let shared: *mut Launch = launch;
     // SAFETY: as in `start_recorder`; we stand still until it has its own memory or is gone.
-    let child = unsafe { kernel::spawn(flags, stack, become_recorder, shared.cast()) };
+    let child = unsafe { spawn_untraced(flags, stack, become_recorder, shared.cast()) };
     // SAFETY: as above.
     let launch = unsafe { &*shared };
     match child {
