@@ -93,8 +93,8 @@ impl Liveness {
         }
     }
 
-    /// Whether the process has ended, all of its threads included. In doubt it has not, unless nothing will ever be known of it: a recorder
-    /// for ever would hold what the process left to it.
+    /// Whether the process has ended, all of its threads included. In doubt it has not, unless nothing can be
+    /// learned about it any more: a recorder that never ends would keep the process's standard error open.
     pub(crate) fn is_gone(&self) -> bool {
         match self {
             Liveness::Gone => true,
@@ -199,8 +199,8 @@ fn is_free(claim: Claim) -> bool {
     pid_of(claim).is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH))
 }
 
-/// Every call that would tell is refused as unknown, and so is a look at ourselves: whoever decided on these calls (`SECCOMP_RET_USER_NOTIF`)
-/// has ended.
+/// The calls that look for processes fail with `ENOSYS`, even for ourselves: the supervisor that answered them
+/// (`SECCOMP_RET_USER_NOTIF`) has ended.
 fn is_out_of_sight(claim: Claim) -> bool {
     pid_of(claim).is_some_and(|pid| test_kill_process(pid) == Err(Errno::NOSYS))
         && process::stat(std::process::id()).is_none()

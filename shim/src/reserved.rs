@@ -1,9 +1,9 @@
 //! Memory for the lines of threads, reserved before these come: under a sandbox that was added meanwhile, a thread may not ask for any
 //! ([`crate::own`]).
 //!
-//! The first lines have theirs from the session's start. As the program makes threads, it gets more, in the call that makes one: whoever may
-//! make threads may map memory. All lines at once would be 1.3 GiB of addresses, which would be locked (`mlockall`), count against a limit
-//! that the program sets later (`RLIMIT_DATA`), and make a core file as much longer.
+//! The first lines get theirs when the session begins. The library reserves more whenever the program creates threads, within
+//! `pthread_create`, which maps memory itself. Reserving all lines at once would take 1.3 GiB of addresses. `mlockall` would lock them, they
+//! would count against a later `RLIMIT_DATA`, and core files would grow by as much.
 
 use crate::{kernel, own};
 use core::ptr::null_mut;

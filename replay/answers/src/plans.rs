@@ -30,7 +30,7 @@ pub(super) struct Plan {
     plan: Option<usize>,
 }
 
-/// What is said of an outcome that may be a plan.
+/// The fields that only the outcomes of a plan have.
 #[derive(Serialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub(super) struct Planned {

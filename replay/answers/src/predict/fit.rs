@@ -63,7 +63,7 @@ struct Ran {
 }
 
 impl Fit {
-    /// Whether a value is said to fit.
+    /// Whether a value fits, as predicted.
     #[must_use]
     pub fn covers(&self, value: u64) -> bool {
         self.largest.is_some_and(|largest| (value <= largest) != self.out_of_order.contains(&value))

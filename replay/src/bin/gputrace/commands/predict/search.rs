@@ -122,7 +122,7 @@ fn largest(found: &[Fit]) -> Option<u64> {
     found.iter().map(|fit| fit.largest).min().flatten()
 }
 
-/// Whether a value is said to fit on all devices.
+/// Whether a value fits on all devices, as predicted.
 fn fits(found: &[Fit], value: u64) -> bool {
     found.iter().all(|fit| fit.covers(value))
 }
