@@ -562,6 +562,7 @@ impl Map {
 
     /// Chunks that may be used now.
     #[must_use]
+    #[inline]
     pub fn n_usable(&self) -> u32 {
         // SYNC: the memory of usable chunks.
         self.header().usable_chunks.value.load(Ordering::Acquire).min(self.n_chunks)

@@ -15,6 +15,7 @@ macro_rules! numbered {
         impl $name {
             /// The value with this number.
             #[must_use]
+            #[inline]
             pub fn from_raw(raw: $repr) -> Option<$name> {
                 match raw { $( $number => Some($name::$variant), )* _ => None }
             }

@@ -42,6 +42,6 @@ exec unshare -Urm sh -euc '
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
     CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc AR_aarch64_unknown_linux_gnu=aarch64-linux-gnu-ar \
     CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ \
-    CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1 ${ARM_ENVIRONMENT:-} \
+    CARGO_PROFILE_RELEASE_OPT_LEVEL=1 ${ARM_ENVIRONMENT:-} \
     sh -c "cd \"\$0\" && exec \"\$@\"" "$here" "$@"
 ' sh "$@"

@@ -9,8 +9,8 @@ set -eu
 zig=$1
 target=aarch64-unknown-linux-gnu
 # Those of `inside.sh` are for quick builds.
-unset CARGO_PROFILE_RELEASE_LTO CARGO_PROFILE_RELEASE_OPT_LEVEL CARGO_BUILD_TARGET
-export CARGO_TARGET_DIR=$2 CARGO_INCREMENTAL=0
+unset CARGO_PROFILE_RELEASE_OPT_LEVEL CARGO_BUILD_TARGET
+export CARGO_TARGET_DIR=$2 CARGO_INCREMENTAL=0 CARGO_PROFILE_RELEASE_DEBUG=line-tables-only
 export RUSTFLAGS="--remap-path-prefix=$PWD=/gputrace --remap-path-prefix=$HOME/.cargo=/cargo"
 export CFLAGS="-ffile-prefix-map=$PWD=/gputrace -ffile-prefix-map=$HOME/.cargo=/cargo"
 # The library needs nothing newer by itself (tests/tidy.rs).
