@@ -26,9 +26,10 @@ exec unshare -Urm sh -euc '
   mkdir -p "$root/mnt"
   # A mount of its own, as programs expect of what they see as /.
   mount --bind "$root" "$root"
+  # With what is mounted below: a user namespace may not look beneath it.
   for shared in "$repository" "$folder/target" "$tools" /tmp; do
     mkdir -p "$root$shared"
-    mount --bind "$shared" "$root$shared"
+    mount --rbind "$shared" "$root$shared"
   done
   mkdir -p "$root/opt/user/.cargo/registry"
   mount --bind "$registry" "$root/opt/user/.cargo/registry"
