@@ -41,7 +41,7 @@ $(RELEASE)/gputrace $(RELEASE)/libgputrace.so:
 demo: ## Record a small training loop on the fake device, report it, and show the verdict of a PyTorch run
 	./tests/setup.sh build
 	cargo build -p gputrace-shim -p gputrace -p gputrace-fake-cuda --lib --bin gputrace --bin fake-cuda
-	$(DEMO)/gputrace record -F -o target/demo.gtr -- $(DEMO)/fake-cuda demo
+	$(DEMO)/gputrace record -q -F -o target/demo.gtr -- $(DEMO)/fake-cuda demo
 	$(DEMO)/gputrace report target/demo.gtr
 	@echo; echo "PyTorch on an H200 (examples/varying-lengths): $(DEMO)/gputrace report tests/golden/varying-lengths.gtr"
 	@$(DEMO)/gputrace report tests/golden/varying-lengths.gtr | sed -n '/^Verdict/,/^  next/p'

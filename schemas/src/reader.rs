@@ -88,6 +88,17 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
+    /// A trace of which no event can be read: nothing can be concluded from it.
+    #[error(
+        "{file}: none of its events can be read: {} bytes at offset {}: {}; if it is a copy, copy it again",
+        damage.bytes, damage.offset, damage.what
+    )]
+    NoEvents {
+        /// The file.
+        file: String,
+        /// The first part that cannot be read.
+        damage: Damage,
+    },
 }
 
 /// A part of a trace that could not be read. Everything outside it was.
@@ -109,7 +120,8 @@ impl fmt::Display for Damage {
     }
 }
 
-const CUT: &str = "the recorder was probably killed or the disk was full; everything before is shown";
+const CUT: &str =
+    "the recorder was killed, the disk was full, or a copy of the file broke off; everything before is shown";
 const CORRUPT: &str = "the file was changed after it was written; the events of this part are missing";
 const NEWER: &str = "it was probably written by a newer gputrace; upgrade to see it";
 

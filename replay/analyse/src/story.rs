@@ -205,6 +205,12 @@ impl Story {
         self.ledger.run.n_events == 0 && !self.damages.is_empty()
     }
 
+    /// Whether events are missing, lost or unreadable, other than at the end.
+    #[must_use]
+    pub fn has_holes(&self) -> bool {
+        !self.ledger.health.lost.is_empty() || !self.damages.is_empty()
+    }
+
     /// Why its numbers may be wrong, in one line.
     #[must_use]
     pub fn doubts(&self) -> Option<String> {

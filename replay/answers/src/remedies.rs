@@ -537,10 +537,9 @@ pub(super) fn remedies_section(
                 .line(Mood::Good, format!("{perhaps}:"))
                 .line(Mood::Command, format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options))
         }
-        (None, None) => section.line(
-            Mood::Bad,
-            "no allocator setting would help: the program needs to use less memory, or needs a larger card",
-        ),
+        (None, None) => {
+            section.line(Mood::Bad, "no allocator setting would help: the program needs to use less memory")
+        }
     };
     let section = match stream.map(Bounds::of) {
         Some(bounds) if best.is_none() && doubt.is_none() => section.remark(

@@ -217,16 +217,15 @@ impl Advice {
         let command = format!("PYTORCH_CUDA_ALLOC_CONF={}", figures.options);
         let section = if self.helps() && replayed.fits {
             let saved = iec(recorded.saturating_sub(best));
-            let section = section.line(Mood::Command, command);
             match self.ran_out {
-                true => section.line(
-                    Mood::Warning,
-                    format!(
-                        "{saved} less reserved, and the run ran out of memory: `gputrace oom` says whether that would have been \
-                         enough"
-                    ),
-                ),
-                false => section.line(Mood::Good, format!("{saved} less reserved")),
+                // Whether it fits comes first.
+                true => section
+                    .line(
+                        Mood::Warning,
+                        format!("the run ran out of memory, and `gputrace oom` says whether a setting would have been enough; this one reserves {saved} less"),
+                    )
+                    .line(Mood::Command, command),
+                false => section.line(Mood::Command, command).line(Mood::Good, format!("{saved} less reserved")),
             }
         } else if self.helps() {
             section

@@ -114,6 +114,9 @@ pub fn verdict_beside(
     let facts = Facts { beside, ..Facts::of(found, trace) };
     let mut all = Evidence { facts: &facts, found, story, path: quote(story.named()) }.findings();
     let mut worst = all.remove(0);
+    if story.has_holes() {
+        worst.sure = weakened(worst.sure);
+    }
     if let Some(doubts) = story.caveats() {
         worst.sure = if worst.sure.is_empty() { doubts } else { format!("{}; but {doubts}", worst.sure) };
     }
@@ -638,6 +641,17 @@ impl Evidence<'_> {
             false => self.command("report --all"),
         };
         Finding { kind, cause: "", what, site, sure, fix: None, next }
+    }
+}
+
+/// How sure something is where events are missing: a cause or a release may be among them.
+fn weakened(sure: String) -> String {
+    if let Some((_, rest)) = sure.split_once(" % that it grows") {
+        return format!("likely that it grows{rest}");
+    }
+    match ["exact: ", "certain: "].into_iter().find_map(|strong| sure.strip_prefix(strong)) {
+        Some(rest) => format!("likely: {rest}"),
+        None => sure,
     }
 }
 

@@ -3,6 +3,7 @@
 use gputrace_trace::words;
 
 use crate::model::{Item, Mood, Part, Section, Table, Value};
+use crate::sections::memory::TORCH_PEAKS;
 
 /// Entries of a line; the others are counted.
 const MOST: usize = 3;
@@ -41,10 +42,8 @@ fn of_device(part: &Part, devices: &Rows<'_>, row: &[Value]) -> Section {
     let peak = devices.get(row, "peak_bytes").clone();
     let mut section =
         Section::new("brief", format!("Memory of {name}{others}")).remark("peak_bytes", "peak", peak, when);
-    let of_torch = ["torch_allocated_bytes", "torch_reserved_bytes"].map(|column| devices.get(row, column));
-    if let [Value::Bytes(allocated), Value::Bytes(reserved)] = of_torch {
-        let peaks = format!("{} allocated, {} reserved", words::bytes(*allocated), words::bytes(*reserved));
-        section = section.fact("torch", "PyTorch's peaks", Value::Text(peaks));
+    if let Some(peaks) = line_of(part, "memory", &format!("{name}: {TORCH_PEAKS}: ")) {
+        section = section.fact("torch", TORCH_PEAKS, Value::text(peaks));
     }
     let held =
         |table, column, bytes, most| listed(&Rows::of(part, table, table), name, (column, bytes), most);
@@ -59,6 +58,14 @@ fn of_device(part: &Part, devices: &Rows<'_>, row: &[Value]) -> Section {
         }
     }
     section
+}
+
+/// What follows `begin` in a line of a section. Columns show other figures of PyTorch: those at the device's peak.
+fn line_of<'a>(part: &'a Part, section: &str, begin: &str) -> Option<&'a str> {
+    let items = part.sections.iter().filter(|it| it.name == section).flat_map(|it| &it.items);
+    items
+        .filter_map(|item| if let Item::Line(_, line) = item { line.strip_prefix(begin) } else { None })
+        .next()
 }
 
 /// What holds most on a device, in one line.
@@ -135,17 +142,10 @@ mod tests {
 
     #[test]
     fn the_fullest_device_has_five_lines_and_its_doubts() {
-        let device = [
-            ("device", ""),
-            ("peak_bytes", ""),
-            ("peak_time_ns", ""),
-            ("peak_share", ""),
-            ("torch_allocated_bytes", ""),
-            ("torch_reserved_bytes", ""),
-        ];
+        let device = [("device", ""), ("peak_bytes", ""), ("peak_time_ns", ""), ("peak_share", "")];
         let of = |name: &str, n| {
             let time = Value::Time(Nanos(1_500_000));
-            vec![Value::text(name), mib(n), time, Value::Share(0.25), mib(n / 4), mib(n / 2)]
+            vec![Value::text(name), mib(n), time, Value::Share(0.25)]
         };
         let held = |device: &str, what: &str, n| vec![Value::text(device), Value::text(what), mib(n)];
         let owner = [("device", ""), ("owner", ""), ("bytes_at_peak", "")];
@@ -153,7 +153,17 @@ mod tests {
         let owners = owners.map(|(what, n)| held("cuda:1", what, n)).into_iter();
         let sites = [("device", ""), ("call_site", ""), ("bytes", "")];
         let sections = vec![
-            section("devices", &device, vec![of("cuda:0 A", 10), of("cuda:1 A", 40), of("cuda:11 A", 20)]),
+            section("devices", &device, vec![of("cuda:0 A", 10), of("cuda:1 A", 40), of("cuda:11 A", 20)])
+                .lines(vec![
+                    (
+                        Mood::Note,
+                        "cuda:11 A: PyTorch's peaks: requested 1 B, allocated 2 B, reserved 3 B".to_owned(),
+                    ),
+                    (
+                        Mood::Note,
+                        "cuda:1 A: PyTorch's peaks: requested 4 B, allocated 5 B, reserved 6 B".to_owned(),
+                    ),
+                ]),
             section("owners", &owner, owners.chain([held("cuda:11", "else", 9)]).collect()),
             section("call_sites", &sites, vec![held("cuda:1", "main (a.py:2)", 8)]),
             Section::new("trust", "").line(Mood::Warning, "3 events were lost"),
@@ -166,7 +176,7 @@ mod tests {
         expect![[r#"
             Memory of cuda:1 A; 2 more devices with --all
               peak             40.00 MiB  at 1.5 ms, 25.0 % of the device
-              PyTorch's peaks  10.00 MiB allocated, 20.00 MiB reserved
+              PyTorch's peaks  requested 4 B, allocated 5 B, reserved 6 B
               owners           4.00 MiB b, 3.00 MiB c, 2.00 MiB d, 1 more
               top call site    8.00 MiB main (a.py:2)
               warning: 3 events were lost

@@ -51,11 +51,15 @@ impl Source {
     /// Opens a gputrace trace or a PyTorch snapshot, plain or gzip; the first bytes show which it is.
     ///
     /// # Errors
-    /// It cannot be read, or is neither. Damage of a trace is not an error.
+    /// It cannot be read, or is neither. Damage of a trace is an error only if none of its events can be read.
     pub fn open(path: &Path) -> Result<Source, Error> {
         let name = path.display().to_string();
         if !import::is_pickle(path) {
-            return Ok(Source::new(name, Kind::Trace(Box::new(files::trace(path)?))));
+            let trace = files::trace(path)?;
+            return match trace.damages().into_iter().next().filter(|_| trace.n_events() == 0) {
+                Some(damage) => Err(reader::Error::NoEvents { file: name, damage }.into()),
+                None => Ok(Source::new(name, Kind::Trace(Box::new(trace)))),
+            };
         }
         let (recording, requests) = import::snapshot(path)?;
         let source = Source::new(name, Kind::Recording(Box::new(recording)));

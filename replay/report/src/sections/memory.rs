@@ -8,6 +8,9 @@ use gputrace_schemas::event::Bytes;
 use gputrace_trace::ledger::{DeviceBooks, Moment};
 use gputrace_trace::words::bytes;
 
+/// How the line with PyTorch's own peaks begins, after the device's name.
+pub(crate) const TORCH_PEAKS: &str = "PyTorch's peaks";
+
 pub(super) const ENTRY: SectionEntry = SectionEntry { build: |story| build(story).into_iter().collect() };
 
 fn build(story: &Story) -> Option<Section> {
@@ -92,7 +95,7 @@ fn torch_lines(story: &Story, name: &str, books: &DeviceBooks) -> Vec<(Mood, Str
     let mut lines = vec![];
     let known = |bytes: Option<u64>| bytes.map_or("unknown".into(), |n| self::bytes(Bytes(n)));
     let text = format!(
-        "{name}: PyTorch's peaks: requested {}, allocated {}, reserved {}",
+        "{name}: {TORCH_PEAKS}: requested {}, allocated {}, reserved {}",
         known(summary.peak_requested_bytes),
         known(summary.peak_allocated_bytes),
         known(summary.peak_reserved_bytes),

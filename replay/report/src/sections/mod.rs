@@ -15,7 +15,7 @@ mod hidden;
 mod holders;
 mod jax;
 mod kinds;
-mod memory;
+pub(crate) mod memory;
 mod next;
 mod oom;
 mod overview;

@@ -83,17 +83,23 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let (before, after) = (side(&before, moment(args.from))?, side(after, moment(args.to))?);
     let changes = peaks(&before, &after);
     let doubts = before.doubts.clone().or_else(|| after.doubts.clone());
+    let doubts_of_any = doubts.clone();
     let mut sections = vec![peaks_section(&changes, doubts)];
     sections.extend(args.by.iter().map(|by| section(&before, &after, *by, args.rows)));
     let allowed = args.fail_on_increase.unwrap_or(f64::INFINITY);
     let risen: Vec<_> = changes.iter().filter(|change| change.increase() > allowed).collect();
-    if !risen.is_empty() {
+    if let Some(allowed) = args.fail_on_increase {
         let verdict = Section::new("verdict", "Verdict");
+        let allowed = format!("{} %", allowed * 100.0);
         let lines = risen.iter().map(|change| {
             let percent = change.increase() * 100.0;
-            (Mood::Bad, format!("{}: {} rose by {percent:.1} %", change.device, change.what))
+            let text =
+                format!("{}: {} rose by {percent:.1} %, {allowed} is allowed", change.device, change.what);
+            (Mood::Bad, text)
         });
-        sections.insert(0, verdict.lines(lines));
+        let none = (risen.is_empty() && doubts_of_any.is_none())
+            .then(|| (Mood::Good, format!("no peak rose by more than {allowed}")));
+        sections.insert(0, verdict.lines(lines.chain(none)));
     }
     let report = Report { verb: "diff", parts: vec![Part { title, sections, ..Part::default() }] };
     show::unless_closed(args.show.write(&report, out))?;

@@ -66,6 +66,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
             Err(
                 error @ (Error::Trace(
                     reader::Error::Version { .. }
+                    | reader::Error::NoEvents { .. }
                     | reader::Error::NotBegun { .. }
                     | reader::Error::NotATrace { .. }
                     | reader::Error::Io { .. },
