@@ -153,7 +153,7 @@ pub(crate) fn stopped<T>(
     })?;
     held.interrupt().map_err(|why| format!("it cannot be stopped: {why}"))?;
     match held.wait(Instant::now() + STOPS_WITHIN) {
-        Some(Stop::Asked | Stop::Call | Stop::Signal) => {}
+        Some(Stop::Asked | Stop::Call | Stop::Signal | Stop::Group) => {}
         Some(Stop::Over) => return Err("it has ended".to_owned()),
         None => return Err("it did not stop in time".to_owned()),
     }

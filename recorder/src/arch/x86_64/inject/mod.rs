@@ -17,8 +17,9 @@ mod chain;
 mod image;
 mod maps;
 mod threads;
+mod waits;
 
-use super::ptrace::{first_code, given};
+use super::ptrace::{apart, first_code, given};
 use crate::attach::Refusal;
 use crate::opened::{self, Access, Descriptors, Expected, Links, Taken, users_of};
 use chain::{Argument, Pieces, Step};
@@ -405,28 +406,44 @@ impl Late {
                 c_library: &self.c_library,
                 pieces: self.pieces,
             };
-            for thread in threads::listed(self.pid) {
-                match ground.borrow(thread, &maps, patience) {
+            let lend_by = |thread| {
+                // A thread that must not be interrupted again is let go by the end of the one that holds it.
+                apart(|| match ground.borrow(thread, &maps, patience) {
                     Found::Yes(borrowed) => {
                         let (is_lent, since) = (self.lend(&borrowed, steps, text).is_some(), borrowed.since);
                         drop(borrowed);
                         STILL.note(since);
-                        if is_lent {
-                            return Ok(());
-                        }
+                        Ok(is_lent)
                     }
-                    Found::NotNow => {}
+                    Found::NotNow => Ok(false),
                     // So the kernel says of a thread that has just ended, too (ptrace_attach: `task->exit_state`).
-                    Found::Refused(Errno::PERM) if crate::process::is_going(thread) => {}
-                    Found::Refused(Errno::PERM) => return Err(self.no(&why_untraceable(self.pid))),
-                    Found::Refused(error) => return Err(self.no(&format!("ptrace: {error}"))),
+                    Found::Refused(Errno::PERM) if crate::process::is_going(thread) => Ok(false),
+                    Found::Refused(Errno::PERM) => Err(self.no(&why_untraceable(self.pid))),
+                    Found::Refused(error) => Err(self.no(&format!("ptrace: {error}"))),
+                })
+                .unwrap_or_else(|error| Err(self.no(&format!("gputrace cannot start a thread: {error}"))))
+            };
+            let (any_time, just_begun) = threads::sorted(self.pid);
+            for thread in any_time {
+                if lend_by(thread)? {
+                    return Ok(());
                 }
                 if Instant::now() >= until {
                     break;
                 }
             }
+            let watched = patience.min(until.saturating_duration_since(Instant::now()));
+            if !just_begun.is_empty()
+                && let Some(thread) = threads::just_begun(self.pid, &just_begun, watched, LOOK_EVERY)
+            {
+                if lend_by(thread)? {
+                    return Ok(());
+                }
+                // Its call was made again, which must not pass for another one that has just begun.
+                std::thread::sleep(2 * threads::JUST);
+            }
             patience = Duration::from_millis(500);
-            self.wait(until, "no thread reached a point where gputrace could use it for a moment (threads were in the loader, an allocator, a signal handler or other libraries): try again later")?;
+            self.wait(until, "no thread reached a point where gputrace could use it for a moment (threads were in the loader, an allocator, a signal handler or other libraries, or waited in calls that must not be interrupted): try again later")?;
         }
     }
 

@@ -5,6 +5,7 @@ use super::super::ptrace::{Held, Registers, Stop};
 use super::chain::Pieces;
 use super::image::{Image, bytes, word};
 use super::maps::{Map, Maps};
+use super::waits::{Call, Effect, Sleep};
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
 
@@ -15,35 +16,15 @@ const AGAIN_FOR_THE_REST: i64 = -516;
 const INTERRUPTED: i64 = -(libc::EINTR as i64);
 /// What stands for the answer where a call begins.
 const BEGINS: i64 = -(libc::ENOSYS as i64);
-/// How long it may take to stop.
-const STOPS: Duration = Duration::from_millis(100);
+/// How long it may take to stop: it may have to wait for a processor.
+const STOPS: Duration = Duration::from_secs(1);
+/// A call that began after the look before this one has only just begun, if that is no longer ago.
+pub(super) const JUST: Duration = Duration::from_millis(10);
 /// How much room the stack must have, for what the thread is given to do.
 const ROOM: u64 = 64 << 10;
 /// How many words of the stack are looked at for frames that must not be there.
 const LOOKED_AT: usize = 128;
 
-/// Calls that wait, and that can be made again as they were.
-const WAITS: [i64; 11] = [
-    libc::SYS_read,
-    libc::SYS_poll,
-    libc::SYS_select,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_futex,
-    libc::SYS_wait4,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_epoll_wait,
-];
-/// Calls that the kernel takes up again by itself for the rest of their time: a thread in one may be stopped, and is borrowed at its next.
-const RESUMED: [i64; 5] = [
-    libc::SYS_nanosleep,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_poll,
-    libc::SYS_futex,
-    libc::SYS_restart_syscall,
-];
 /// Calls at whose begin a thread may be borrowed: none that allocators, the loader or threads at their begin and end make.
 const BEGINNINGS: [i64; 34] = [
     libc::SYS_read,
@@ -161,60 +142,65 @@ pub(super) enum Found {
     Refused(rustix::io::Errno),
 }
 
-/// The threads of a process, those first that wait for something.
+/// The threads of a process.
 pub(super) fn listed(pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let mut threads: Vec<u32> = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
-    // What a thread does is asked once: it changes meanwhile.
-    threads.sort_by_cached_key(|thread| (!waits(pid, *thread), *thread));
-    threads
+    tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// What a thread does in the kernel, as far as it can be seen without stopping it: the call's number and arguments.
-fn call_of(pid: u32, thread: u32) -> Option<(i64, Vec<u64>)> {
-    let line = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).ok()?;
-    let mut words = line.split_whitespace();
-    let number = words.next()?.parse().ok()?;
-    let arguments = words.filter_map(|it| u64::from_str_radix(it.strip_prefix("0x")?, 16).ok()).collect();
-    Some((number, arguments))
-}
-
-fn waits(pid: u32, thread: u32) -> bool {
-    call_of(pid, thread).is_some_and(|(number, arguments)| is_wait(number, &arguments))
-}
-
-/// Whether the call waits, and is the same when it is made again from its begin.
-fn is_wait(number: i64, arguments: &[u64]) -> bool {
-    let argument = |index: usize| arguments.get(index).copied().unwrap_or(0);
-    WAITS.contains(&number)
-        && match number {
-            // For ever: else it would wait for all of its time once more.
-            libc::SYS_poll => (argument(2) as i32) < 0,
-            libc::SYS_epoll_wait => (argument(3) as i32) < 0,
-            // Until a moment, not for a while.
-            libc::SYS_clock_nanosleep => argument(1) as i32 & libc::TIMER_ABSTIME != 0,
-            libc::SYS_futex => {
-                match argument(1) as i32 & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME) {
-                    libc::FUTEX_WAIT => argument(3) == 0,
-                    libc::FUTEX_WAIT_BITSET => true,
-                    _ => false,
-                }
-            }
-            _ => true,
+/// The threads that may be borrowed at any time, those first that wait for something, and those that may be borrowed only when they have
+/// just begun to wait.
+pub(super) fn sorted(pid: u32) -> (Vec<u32>, Vec<u32>) {
+    let (mut any_time, mut just_begun) = (Vec::new(), Vec::new());
+    for thread in listed(pid) {
+        match effect_on(pid, thread) {
+            Some(Effect::Same) => any_time.push((0, thread)),
+            Some(Effect::Resumed) => any_time.push((1, thread)),
+            None => any_time.push((2, thread)),
+            Some(Effect::Anew) => just_begun.push(thread),
+            Some(Effect::Ends) => {}
         }
+    }
+    any_time.sort_unstable();
+    (any_time.into_iter().map(|(_, thread)| thread).collect(), just_begun)
+}
+
+/// What a stop does to the call in which the thread sleeps; `None` for one that does not sleep.
+fn effect_on(pid: u32, thread: u32) -> Option<Effect> {
+    let sleep = Sleep::of(pid, thread)?;
+    if sleep.is_deep {
+        return Some(Effect::Ends);
+    }
+    let call = Call::of(pid, thread).filter(|call| sleep.is_asleep && call.number >= 0)?;
+    Some(call.when_stopped(pid))
+}
+
+/// Waits until one of these threads has just begun another call, whose time may begin anew.
+pub(super) fn just_begun(pid: u32, threads: &[u32], patience: Duration, every: Duration) -> Option<u32> {
+    let until = Instant::now() + patience;
+    let look = || threads.iter().map(|thread| Sleep::of(pid, *thread)).collect::<Vec<_>>();
+    let mut before = (Instant::now(), look());
+    while Instant::now() < until {
+        std::thread::sleep(every);
+        let now = (Instant::now(), look());
+        let begun = before.1.iter().zip(&now.1).zip(threads).find(|((before, now), thread)| {
+            matches!((before, now), (Some(before), Some(now)) if now.times != before.times)
+                && effect_on(pid, **thread).is_none_or(|effect| effect != Effect::Ends)
+        });
+        if let Some((_, thread)) = begun
+            && before.0.elapsed() < JUST
+        {
+            return Some(*thread);
+        }
+        before = now;
+    }
+    None
 }
 
 impl Ground<'_> {
-    /// Borrows the thread if it is, or soon comes, where that does no harm. A thread that waits in some other way is not touched.
+    /// Borrows the thread if it is, or soon comes, where that does no harm. It has been chosen by [`sorted`] or [`just_begun`]. The caller's
+    /// thread ends soon ([`apart`](super::super::ptrace::apart)).
     pub(super) fn borrow(&self, thread: u32, maps: &Maps, patience: Duration) -> Found {
-        if let Some((number, arguments)) = call_of(self.pid, thread)
-            && number >= 0
-            && !is_wait(number, &arguments)
-            && !RESUMED.contains(&number)
-            && is_asleep(self.pid, thread)
-        {
-            return Found::NotNow;
-        }
         let mut held = match Held::seize(thread) {
             Ok(held) => held,
             Err(rustix::io::Errno::SRCH) => return Found::NotNow,
@@ -224,8 +210,15 @@ impl Ground<'_> {
         if held.interrupt().is_err() {
             return Found::NotNow;
         }
-        let Some(stop) = held.wait(Instant::now() + STOPS) else { return Found::NotNow };
+        let Some(stop) = held.wait(Instant::now() + STOPS) else {
+            // The end of its tracer takes the wish back.
+            held.leave();
+            return Found::NotNow;
+        };
         let Ok(mut registers) = held.registers() else { return Found::NotNow };
+        if stop == Stop::Group {
+            return Found::NotNow;
+        }
         if stop == Stop::Asked && self.was_interrupted(thread, &mut registers) {
             if self.is_safe(thread, &registers, maps) {
                 return Found::Yes(Box::new(Borrowed { held, registers, since }));
@@ -243,11 +236,11 @@ impl Ground<'_> {
     fn was_interrupted(&self, thread: u32, registers: &mut Registers) -> bool {
         let (number, answer) = (registers.orig_rax as i64, registers.rax as i64);
         let r = &registers;
-        let is_same = is_wait(number, &[r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9]);
+        let call = Call { number, arguments: [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9] };
         let is_again = AGAIN.contains(&answer) || answer == AGAIN_FOR_THE_REST;
         // Some calls say that they were interrupted where no handler ran (signal(7)): that was our doing.
         let is_ours = answer == INTERRUPTED && number >= 0 && !has_signals(self.pid, thread);
-        if !(is_again && is_same && WAITS.contains(&number) || is_ours) {
+        if !(is_again && call.is_same(self.pid) || is_ours) {
             return false;
         }
         registers.rip -= 2;
@@ -263,7 +256,7 @@ impl Ground<'_> {
             match held.wait(until) {
                 Some(Stop::Call) => {}
                 Some(Stop::Asked | Stop::Signal) => continue,
-                Some(Stop::Over) => return Found::NotNow,
+                Some(Stop::Over | Stop::Group) => return Found::NotNow,
                 None => break,
             }
             let since = Instant::now();
@@ -278,19 +271,8 @@ impl Ground<'_> {
                 return Found::Yes(Box::new(Borrowed { held, registers, since }));
             }
         }
-        self.let_go(held, thread);
+        held.leave();
         Found::NotNow
-    }
-
-    /// A thread that must be stopped to be let go: a call that ends early because of that is made again.
-    fn let_go(&self, mut held: Held, thread: u32) {
-        let is_stopped = || held.interrupt().is_ok();
-        if !held.is_stopped() && is_stopped() && held.wait(Instant::now() + STOPS) == Some(Stop::Asked) {
-            let Ok(mut registers) = held.registers() else { return };
-            if registers.rax as i64 == INTERRUPTED && self.was_interrupted(thread, &mut registers) {
-                let _ = held.set_registers(&registers);
-            }
-        }
     }
 
     /// Whether the thread, which is about to make a call into the kernel, can be given something else to do.
@@ -386,10 +368,4 @@ fn has_signals(pid: u32, thread: u32) -> bool {
         (Some(own), Some(shared), Some(blocked)) => (own | shared) & !blocked != 0,
         _ => true,
     }
-}
-
-/// Whether the thread sleeps in the kernel.
-fn is_asleep(pid: u32, thread: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['S', 'D']))
 }
