@@ -496,6 +496,11 @@ fn start_between(launch: &mut Launch) -> Option<(usize, c_int)> {
 /// not wait for the recorder longer than that.
 fn stand_between(recorder: usize, program: usize, process: c_int) {
     close_all_but([process, -1, -1]);
+    if kernel::may_use_rare_calls() {
+        // Else the program could not unmount its folder.
+        // SAFETY: the path ends with a zero. The folder is not shared with the program (`CLONE_FS`).
+        let _ = unsafe { kernel::call(libc::SYS_chdir, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]) };
+    }
     let name = c"gputrace";
     // SAFETY: the name ends with a zero and has fewer than 16 bytes.
     let _ = unsafe {

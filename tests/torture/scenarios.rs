@@ -135,6 +135,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     S { name: "a subreaper that is killed", arguments: "4 0 50", rounds: [3, 50], around: "subreaper sigkill=~80000", ..PLAIN },
     S { name: "the streams are closed", arguments: "4 2000", around: "closed", ..PLAIN },
     S { name: "the working folder is gone", arguments: "4 2000", around: "folder-gone", ..PLAIN },
+    S { name: "the folder is unmounted", program: "unmount.c", arguments: "/mnt", around: "tmpfs=/mnt:1m", ..PLAIN },
+    S { name: "the folder is unmounted, by a subreaper", program: "unmount.c", arguments: "/mnt", around: "subreaper tmpfs=/mnt:1m", ..PLAIN },
     // Limits.
     S { name: "RLIMIT_FSIZE of 1 MB", arguments: "4 2000", around: "limit=fsize:1024000", truth: Bounded, ..PLAIN },
     S { name: "RLIMIT_FSIZE of 4 MB", arguments: "4 2000", around: "limit=fsize:4194304", ..PLAIN },
