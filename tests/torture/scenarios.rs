@@ -151,6 +151,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     S { name: "RLIMIT_NOFILE of 8", arguments: "4 2000", around: "limit=nofile:8", truth: Shown, ..PLAIN },
     S { name: "RLIMIT_NOFILE of 12, while threads come and go", program: "churn.c", arguments: "# 2 1", size: [4_000, 50_000], env: A_CHUNK_EACH, around: "limit=nofile:12", ..PLAIN },
     S { name: "RLIMIT_NPROC leaves no room for a recorder", arguments: "1 2000", around: "nobody limit=nproc:0", env: &[SMALL], ..PLAIN },
+    S { name: "RLIMIT_NPROC of a program that uses it up", program: "quota.c", arguments: "8", env: &[SMALL], ..PLAIN },
     S { name: "all memory locked", program: "locked.c", arguments: "#", size: [200, 5_000], ..PLAIN },
     S { name: "all memory locked, as little as a user may", program: "locked.c", arguments: "10", around: "nobody limit=memlock:67108864", truth: Shown, ..PLAIN },
     S { name: "SCHED_FIFO on one processor", arguments: "2 500 100", around: "fifo pin=0", ..PLAIN },
