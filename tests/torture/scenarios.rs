@@ -159,6 +159,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     // Filters of system calls.
     S { name: "seccomp refuses what is rare", arguments: "4 2000", around: concat!("errno=", rare!()), ..PLAIN },
     S { name: "seccomp kills for what is rare", arguments: "4 2000", around: concat!("kill=", rare!()), ..PLAIN },
+    S { name: "seccomp kills for what a session needs only where memory is locked", arguments: "4 2000", around: "kill=munlock", ..PLAIN },
     S { name: "seccomp refuses what is rare, and no /dev/shm", arguments: "4 2000", around: concat!("no-shm errno=", rare!()), ..PLAIN },
     S { name: "seccomp refuses the scheduler and sessions", arguments: "4 2000", around: "errno=sched_setscheduler,sched_setaffinity,setsid,prlimit64,getdents64", ..PLAIN },
     S { name: "seccomp refuses fallocate and flock", arguments: "4 2000", around: "errno=fallocate,flock", truth: Bounded, ..PLAIN },
