@@ -9,11 +9,13 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use gputrace_tests::recorded::{self, Folder};
 
 /// Each in a process of its own, whose only thread waits for a second, six times.
-const CALLS: [&str; 14] = [
+const CALLS: [&str; 16] = [
     "recv",
     "read",
     "recvmsg",
     "waitall",
+    "write_slowly",
+    "write_fast",
     "accept",
     "epoll_wait",
     "epoll_pwait",

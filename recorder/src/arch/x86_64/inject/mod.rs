@@ -27,13 +27,15 @@ use gputrace_ring::late;
 use image::Image;
 use maps::Maps;
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use threads::{Found, Ground};
+use threads::{Chosen, Found, Ground, Sorted};
 
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// A file that was made so long ago, and of which nothing came, is nobody's: its attacher was killed.
@@ -86,6 +88,8 @@ pub(crate) struct Late {
     attributes: [u64; 2],
     /// How long a thread is looked for that can be borrowed, and how long it may take for its calls.
     patience: Duration,
+    /// Threads that were seen to write, and are not stopped while they run.
+    writers: Mutex<BTreeSet<u32>>,
     /// A thread has been told to make one that uses the file: it may still do so.
     is_committed: bool,
 }
@@ -169,6 +173,7 @@ impl Late {
             numbers,
             attributes: [usual, stack],
             patience,
+            writers: Mutex::default(),
             is_committed: false,
         })
     }
@@ -406,9 +411,9 @@ impl Late {
                 c_library: &self.c_library,
                 pieces: self.pieces,
             };
-            let lend_by = |thread| {
+            let lend_by = |thread, chosen| {
                 // A thread that must not be interrupted again is let go by the end of the one that holds it.
-                apart(|| match ground.borrow(thread, &maps, patience) {
+                apart(|| match ground.borrow(thread, chosen, &maps, patience) {
                     Found::Yes(borrowed) => {
                         let (is_lent, since) = (self.lend(&borrowed, steps, text).is_some(), borrowed.since);
                         drop(borrowed);
@@ -423,9 +428,14 @@ impl Late {
                 })
                 .unwrap_or_else(|error| Err(self.no(&format!("gputrace cannot start a thread: {error}"))))
             };
-            let (any_time, just_begun) = threads::sorted(self.pid);
-            for thread in any_time {
-                if lend_by(thread)? {
+            let Sorted { waiting, running, anew } = Sorted::of(self.pid);
+            let running = std::iter::once(running).flat_map(|them| {
+                let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+                threads::without_writers(self.pid, them, &mut writers)
+            });
+            let running = running.map(|thread| (thread, Chosen { effect: None, until: None }));
+            for (thread, chosen) in waiting.into_iter().chain(running) {
+                if lend_by(thread, chosen)? {
                     return Ok(());
                 }
                 if Instant::now() >= until {
@@ -433,10 +443,10 @@ impl Late {
                 }
             }
             let watched = patience.min(until.saturating_duration_since(Instant::now()));
-            if !just_begun.is_empty()
-                && let Some(thread) = threads::just_begun(self.pid, &just_begun, watched, LOOK_EVERY)
+            if !anew.is_empty()
+                && let Some((thread, chosen)) = threads::just_begun(self.pid, &anew, watched, LOOK_EVERY)
             {
-                if lend_by(thread)? {
+                if lend_by(thread, chosen)? {
                     return Ok(());
                 }
                 // Its call was made again, which must not pass for another one that has just begun.

@@ -1,11 +1,12 @@
 //! Which thread of the other process can be borrowed for a moment, and when: one that is at a call into the kernel, and not inside of
 //! the loader, of an allocator, of `fork` or of a signal handler, so that what it is given to do meets nothing half done.
 
-use super::super::ptrace::{Held, Registers, Stop};
+use super::super::ptrace::{Held, Registers, Stop, Urgent};
 use super::chain::Pieces;
 use super::image::{Image, bytes, word};
 use super::maps::{Map, Maps};
 use super::waits::{Call, Effect, Sleep};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,10 @@ const BEGINS: i64 = -(libc::ENOSYS as i64);
 const STOPS: Duration = Duration::from_secs(1);
 /// A call that began after the look before this one has only just begun, if that is no longer ago.
 pub(super) const JUST: Duration = Duration::from_millis(10);
+/// Looks at a thread that runs, before it is stopped, the pause between two, and the time for all.
+const LOOKS: u32 = 30;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+const LOOKS_WITHIN: Duration = Duration::from_millis(500);
 /// How much room the stack must have, for what the thread is given to do.
 const ROOM: u64 = 64 << 10;
 /// How many words of the stack are looked at for frames that must not be there.
@@ -148,21 +153,70 @@ pub(super) fn listed(pid: u32) -> Vec<u32> {
     tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The threads that may be borrowed at any time, those first that wait for something, and those that may be borrowed only when they have
-/// just begun to wait.
-pub(super) fn sorted(pid: u32) -> (Vec<u32>, Vec<u32>) {
-    let (mut any_time, mut just_begun) = (Vec::new(), Vec::new());
-    for thread in listed(pid) {
-        match effect_on(pid, thread) {
-            Some(Effect::Same) => any_time.push((0, thread)),
-            Some(Effect::Resumed) => any_time.push((1, thread)),
-            None => any_time.push((2, thread)),
-            Some(Effect::Anew) => just_begun.push(thread),
-            Some(Effect::Ends) => {}
+/// Why a thread may be stopped.
+#[derive(Clone, Copy)]
+pub(super) struct Chosen {
+    /// What that does to the call in which it sleeps; `None` for one that runs.
+    pub(super) effect: Option<Effect>,
+    /// When that is over.
+    pub(super) until: Option<Instant>,
+}
+
+/// Threads by when they may be borrowed.
+#[derive(Default)]
+pub(super) struct Sorted {
+    /// At any time: those first that wait in a call that can be made again.
+    pub(super) waiting: Vec<(u32, Chosen)>,
+    /// They run, in the kernel or outside.
+    pub(super) running: Vec<u32>,
+    /// Only when they have just begun to wait.
+    pub(super) anew: Vec<u32>,
+}
+
+impl Sorted {
+    pub(super) fn of(pid: u32) -> Sorted {
+        let (mut sorted, mut resumed) = (Sorted::default(), Vec::new());
+        for thread in listed(pid) {
+            match effect_on(pid, thread) {
+                effect @ Some(Effect::Same) => sorted.waiting.push((thread, Chosen { effect, until: None })),
+                effect @ Some(Effect::Resumed) => resumed.push((thread, Chosen { effect, until: None })),
+                None => sorted.running.push(thread),
+                Some(Effect::Anew) => sorted.anew.push(thread),
+                Some(Effect::Parts | Effect::Ends) => {}
+            }
+        }
+        sorted.waiting.append(&mut resumed);
+        sorted
+    }
+}
+
+/// Those of the running threads that work on, and are not seen to wait in calls that a stop would end: nobody can see that a thread which runs
+/// is in the middle of such a call, as one that writes to a full pipe. `writers` are those that were ever seen in a call that works in parts.
+pub(super) fn without_writers(pid: u32, running: Vec<u32>, writers: &mut BTreeSet<u32>) -> Vec<u32> {
+    let ran = |thread: u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).unwrap_or_default();
+        text.split_whitespace().next().and_then(|time| time.parse::<u64>().ok())
+    };
+    let mut looked: Vec<_> = running.into_iter().map(|thread| (thread, ran(thread), 0)).collect();
+    let until = Instant::now() + LOOKS_WITHIN;
+    while looked.iter().any(|(_, _, n)| *n < LOOKS) && Instant::now() < until {
+        std::thread::sleep(BETWEEN_LOOKS);
+        looked.retain(|(thread, ..)| match effect_on(pid, *thread) {
+            Some(Effect::Parts) => {
+                writers.insert(*thread);
+                false
+            }
+            effect => effect != Some(Effect::Ends) && !writers.contains(thread),
+        });
+        for (thread, before, n) in &mut looked {
+            // One that got no processor meanwhile has shown nothing.
+            let now = ran(*thread);
+            if now.is_none() || now != *before {
+                (*before, *n) = (now, *n + 1);
+            }
         }
     }
-    any_time.sort_unstable();
-    (any_time.into_iter().map(|(_, thread)| thread).collect(), just_begun)
+    looked.into_iter().filter(|(_, _, n)| *n >= LOOKS).map(|(thread, ..)| thread).collect()
 }
 
 /// What a stop does to the call in which the thread sleeps; `None` for one that does not sleep.
@@ -176,7 +230,12 @@ fn effect_on(pid: u32, thread: u32) -> Option<Effect> {
 }
 
 /// Waits until one of these threads has just begun another call, whose time may begin anew.
-pub(super) fn just_begun(pid: u32, threads: &[u32], patience: Duration, every: Duration) -> Option<u32> {
+pub(super) fn just_begun(
+    pid: u32,
+    threads: &[u32],
+    patience: Duration,
+    every: Duration,
+) -> Option<(u32, Chosen)> {
     let until = Instant::now() + patience;
     let look = || threads.iter().map(|thread| Sleep::of(pid, *thread)).collect::<Vec<_>>();
     let mut before = (Instant::now(), look());
@@ -185,12 +244,12 @@ pub(super) fn just_begun(pid: u32, threads: &[u32], patience: Duration, every: D
         let now = (Instant::now(), look());
         let begun = before.1.iter().zip(&now.1).zip(threads).find(|((before, now), thread)| {
             matches!((before, now), (Some(before), Some(now)) if now.times != before.times)
-                && effect_on(pid, **thread).is_none_or(|effect| effect != Effect::Ends)
+                && effect_on(pid, **thread) == Some(Effect::Anew)
         });
         if let Some((_, thread)) = begun
             && before.0.elapsed() < JUST
         {
-            return Some(*thread);
+            return Some((*thread, Chosen { effect: Some(Effect::Anew), until: Some(before.0 + JUST) }));
         }
         before = now;
     }
@@ -198,18 +257,26 @@ pub(super) fn just_begun(pid: u32, threads: &[u32], patience: Duration, every: D
 }
 
 impl Ground<'_> {
-    /// Borrows the thread if it is, or soon comes, where that does no harm. It has been chosen by [`sorted`] or [`just_begun`]. The caller's
+    /// Borrows the thread if it is, or soon comes, where that does no harm. It has been chosen by [`Sorted`] or [`just_begun`]. The caller's
     /// thread ends soon ([`apart`](super::super::ptrace::apart)).
-    pub(super) fn borrow(&self, thread: u32, maps: &Maps, patience: Duration) -> Found {
+    pub(super) fn borrow(&self, thread: u32, chosen: Chosen, maps: &Maps, patience: Duration) -> Found {
+        // Nobody comes between the last look and the stop.
+        let urgent = Urgent::begin();
         let mut held = match Held::seize(thread) {
             Ok(held) => held,
             Err(rustix::io::Errno::SRCH) => return Found::NotNow,
             Err(error) => return Found::Refused(error),
         };
         let since = Instant::now();
+        let is_late = chosen.until.is_some_and(|until| Instant::now() > until);
+        if is_late || effect_on(self.pid, thread) != chosen.effect {
+            held.leave();
+            return Found::NotNow;
+        }
         if held.interrupt().is_err() {
             return Found::NotNow;
         }
+        drop(urgent);
         let Some(stop) = held.wait(Instant::now() + STOPS) else {
             // The end of its tracer takes the wish back.
             held.leave();

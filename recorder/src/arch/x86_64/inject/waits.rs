@@ -14,6 +14,8 @@ pub(super) enum Effect {
     /// It ends early, or its time begins anew. That changes nothing if it has only just begun.
     Anew,
     /// It may end with a part of its work done.
+    Parts,
+    /// It may end.
     Ends,
 }
 
@@ -55,7 +57,7 @@ impl Call {
         let received = |flags: u64| match flags as i32 & libc::MSG_WAITALL {
             0 => for_ever(!has_timeout(descriptor), Effect::Anew),
             // It would return what it has by now.
-            _ => Effect::Ends,
+            _ => Effect::Parts,
         };
         match self.number {
             libc::SYS_wait4 => Effect::Same,
@@ -81,6 +83,20 @@ impl Call {
             libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 if fifth != 0 => Effect::Ends,
             libc::SYS_epoll_pwait => for_ever((fourth as i32) < 0, Effect::Anew),
             libc::SYS_epoll_pwait2 => for_ever(fourth == 0, Effect::Anew),
+            libc::SYS_write
+            | libc::SYS_pwrite64
+            | libc::SYS_writev
+            | libc::SYS_pwritev
+            | libc::SYS_pwritev2
+            | libc::SYS_sendto
+            | libc::SYS_sendmsg
+            | libc::SYS_sendmmsg
+            | libc::SYS_sendfile
+            | libc::SYS_splice
+            | libc::SYS_tee
+            | libc::SYS_vmsplice
+            | libc::SYS_copy_file_range
+            | libc::SYS_recvmmsg => Effect::Parts,
             libc::SYS_io_getevents | libc::SYS_rt_sigtimedwait | libc::SYS_semtimedop => Effect::Anew,
             _ => Effect::Ends,
         }
@@ -146,8 +162,8 @@ mod tests {
             (libc::SYS_accept4, [3, 0, 0, 0, 0, 0], Effect::Same),
             (libc::SYS_recvfrom, [9, 0, 1, 0, 0, 0], Effect::Anew),
             (libc::SYS_recvfrom, [3, 0, 1, 0, 0, 0], Effect::Same),
-            (libc::SYS_recvfrom, [3, 0, 1, libc::MSG_WAITALL as u64, 0, 0], Effect::Ends),
-            (libc::SYS_recvmsg, [3, 0, libc::MSG_WAITALL as u64, 0, 0, 0], Effect::Ends),
+            (libc::SYS_recvfrom, [3, 0, 1, libc::MSG_WAITALL as u64, 0, 0], Effect::Parts),
+            (libc::SYS_recvmsg, [3, 0, libc::MSG_WAITALL as u64, 0, 0, 0], Effect::Parts),
             (libc::SYS_poll, [0, 1, minus_one, 0, 0, 0], Effect::Same),
             (libc::SYS_poll, [0, 1, 1000, 0, 0, 0], Effect::Resumed),
             (libc::SYS_epoll_wait, [3, 0, 1, minus_one, 0, 0], Effect::Same),
@@ -161,7 +177,7 @@ mod tests {
             (libc::SYS_futex, [0, 0, 0, 1, 0, 0], Effect::Resumed),
             (libc::SYS_futex, [0, 0x189, 0, 1, 0, 0], Effect::Same),
             (libc::SYS_futex, [0, libc::FUTEX_LOCK_PI as u64, 0, 0, 0, 0], Effect::Ends),
-            (libc::SYS_write, [1, 0, 1, 0, 0, 0], Effect::Ends),
+            (libc::SYS_write, [1, 0, 1, 0, 0, 0], Effect::Parts),
             (libc::SYS_connect, [3, 0, 1, 0, 0, 0], Effect::Ends),
         ] {
             assert_eq!(effect(number, arguments), expected, "call {number}, {arguments:?}");
