@@ -219,7 +219,7 @@ fn works_in_one_piece(pid: u32, thread: u32) -> Result<(), String> {
             && IN_PARTS.contains(&call)
         {
             return Err(format!(
-                "it is in and out of system call {call}, of which a stop could cut a part off"
+                "it repeatedly waits in system call {call}, which a stop could end with a partial result"
             ));
         }
     }
