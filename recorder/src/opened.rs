@@ -16,6 +16,7 @@ use rustix::fs::{
     open, statx,
 };
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -23,6 +24,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// Descriptors of one process that are looked at, at most.
 const MOST_DESCRIPTORS: usize = 1 << 17;
@@ -373,6 +375,14 @@ impl Taken {
         }
         check(&self.descriptor, &self.path, expected)?;
         Ok(File::from(self.descriptor))
+    }
+
+    /// How long a socket waits for what it receives at most (`SO_RCVTIMEO`); `None` for ever.
+    ///
+    /// # Errors
+    /// It is not a socket (`ENOTSOCK`), or the kernel does not say.
+    pub(crate) fn receives_for(&self) -> Result<Option<Duration>, Errno> {
+        socket_timeout(&self.descriptor, Timeout::Recv)
     }
 
     /// Whether the process may write to the file by it.

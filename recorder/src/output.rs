@@ -9,7 +9,7 @@ use gputrace_schemas::reader::{Trace, open_regular};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -103,6 +103,25 @@ pub fn check(asked: Option<&str>, overwrite: Overwrite) -> Result<Vec<String>, E
         }
     }
     Ok(warnings)
+}
+
+/// Leaves the folder in which the program made its first call, if the trace is in another file system: the program may unmount it. The trace's
+/// name from anywhere.
+pub(crate) fn leave_folder(trace: PathBuf) -> PathBuf {
+    let whole = if trace.is_absolute() { Some(trace.clone()) } else { elsewhere(&trace) };
+    match whole {
+        // If that fails, the folder stays ours.
+        Some(whole) if std::env::set_current_dir("/").is_ok() => whole,
+        _ => trace,
+    }
+}
+
+/// The whole name of a file that is not in the file system of the current folder.
+fn elsewhere(file: &Path) -> Option<PathBuf> {
+    let name = file.file_name()?;
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty())?.canonicalize().ok()?;
+    let device = |path: &Path| path.metadata().map(|facts| facts.dev()).ok();
+    (device(&folder)? != device(Path::new("."))?).then(|| folder.join(name))
 }
 
 /// A pattern as a name.

@@ -307,6 +307,7 @@ impl<'a> Recorder<'a> {
         let variable = |name: &str| std::env::var(name).ok();
         let made = output::create(&pattern, &facts, options.overwrite, job_began, variable)?;
         let (trace, instead_of) = (made.path, made.instead_of);
+        let trace = if options.is_its_child { output::leave_folder(trace) } else { trace };
         let failed = |source| Error::Output { file: trace.clone(), source };
         let writer =
             WriterThread::start(TraceFile::new(made.file), trace.clone(), options.bounds).map_err(failed)?;

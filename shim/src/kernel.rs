@@ -179,7 +179,7 @@ pub(crate) fn map_private(bytes: usize) -> Option<*mut u8> {
 }
 
 /// Private zeroed memory that takes none until it is used; `None` if there is no room. Nor does it count as locked (`mlockall`), if that is
-/// asked for: the call is one that programs rarely make.
+/// asked for and there is a need: the call is one that programs rarely make.
 pub(crate) fn reserve(bytes: usize, is_unlocked: bool) -> Option<*mut u8> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // Not to be used yet, so that nothing is put into it where mappings are locked from the start.
@@ -187,7 +187,7 @@ pub(crate) fn reserve(bytes: usize, is_unlocked: bool) -> Option<*mut u8> {
     let at =
         unsafe { call(libc::SYS_mmap, [0, bytes, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0]) };
     let at = at.ok()? as *mut u8;
-    if is_unlocked {
+    if is_unlocked && may_be_locked() {
         // SAFETY: locks are no property of the memory's content.
         let _ = unsafe { call(libc::SYS_munlock, [at as usize, bytes, 0, 0, 0, 0]) };
     }
@@ -254,14 +254,24 @@ pub(crate) fn may_use_rare_calls() -> bool {
     FILTER.load(Ordering::Relaxed) == NO_FILTER
 }
 
+/// Whether memory of this process may be locked as it is mapped (`mlockall`). Yes, where that is not known.
+pub(crate) fn may_be_locked() -> bool {
+    LOCKED.load(Ordering::Relaxed) != NOTHING_LOCKED
+}
+
 static FILTER: AtomicU32 = AtomicU32::new(0);
 const NO_FILTER: u32 = 1;
 const A_FILTER: u32 = 2;
+static LOCKED: AtomicU32 = AtomicU32::new(0);
+const SOMETHING_LOCKED: u32 = 1;
+const NOTHING_LOCKED: u32 = 2;
 
-/// Finds out whether this process is under a seccomp filter.
+/// Finds out whether this process is under a seccomp filter, and whether it has locked memory.
 pub(crate) fn look_for_filter() {
     // A file is read before the kernel is asked: every filter lets programs read files.
-    let has_filter = match filter_in_status() {
+    let (mode, locked) =
+        first_of_lines([b"\nSeccomp:\t", b"\nVmLck:\t"]).map_or((None, None), |[a, b]| (a, b));
+    let has_filter = match mode {
         Some(mode) => mode != b'0',
         None => {
             // SAFETY: takes nothing else.
@@ -270,22 +280,28 @@ pub(crate) fn look_for_filter() {
         }
     };
     FILTER.store(if has_filter { A_FILTER } else { NO_FILTER }, Ordering::Relaxed);
+    LOCKED.store(if locked == Some(b'0') { NOTHING_LOCKED } else { SOMETHING_LOCKED }, Ordering::Relaxed);
 }
 
-/// The digit of the line `Seccomp:` of the calling thread's status (proc(5), Linux 3.8).
-fn filter_in_status() -> Option<u8> {
-    const LINE: &[u8] = b"\nSeccomp:\t";
+/// What each of these lines of the calling thread's status begins with, after blanks (proc(5), Linux 3.8).
+fn first_of_lines<const N: usize>(lines: [&[u8]; N]) -> Option<[Option<u8>; N]> {
     // The first thread's may be without a filter that this one has. Linux 3.17 has the first of these.
     let open = |path| File::open(path, libc::O_RDONLY, 0);
     let file = open(c"/proc/thread-self/status").or_else(|_| open(c"/proc/self/status")).ok()?;
-    let (mut buffer, mut matched) = ([0_u8; 256], 0);
+    let (mut buffer, mut matched, mut found) = ([0_u8; 256], [0; N], [None; N]);
     loop {
-        let n = file.read(&mut buffer).ok().filter(|n| *n > 0)?;
+        let n = file.read(&mut buffer).ok()?;
+        if n == 0 || found.iter().all(Option::is_some) {
+            return Some(found);
+        }
         for byte in buffer.get(..n)? {
-            match LINE.get(matched) {
-                None => return Some(*byte),
-                Some(next) if next == byte => matched += 1,
-                Some(_) => matched = usize::from(*byte == b'\n'),
+            for ((line, matched), found) in lines.iter().zip(&mut matched).zip(&mut found) {
+                match line.get(*matched) {
+                    None if *byte == b' ' || found.is_some() => {}
+                    None => *found = Some(*byte),
+                    Some(next) if next == byte => *matched += 1,
+                    Some(_) => *matched = usize::from(*byte == b'\n'),
+                }
             }
         }
     }

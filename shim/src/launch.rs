@@ -28,6 +28,8 @@ const RING: c_int = 3;
 const PROCESS: c_int = 4;
 /// How long we wait for a recorder that the child between us starts, in steps of 100 µs.
 const PATIENCE: u32 = 50_000;
+/// A user who may have fewer is left those there are: the recorder has 4 threads, under a filter 8.
+const FEW_PROCESSES: u64 = 64;
 /// Milliseconds between two looks of the child between us.
 const LOOK_EVERY: usize = 500;
 /// Soft limit of the recorder's stack, in bytes: the default of Linux (`_STK_LIM`).
@@ -209,6 +211,11 @@ impl Prepared {
                 b"the recorder was not started: children of this process are in a separate PID namespace (unshare)",
             );
         }
+        if is_short_of_processes() {
+            return Err(
+                b"the recorder was not started: the limit of processes (ulimit -u) is below 64, and its threads count for this user; raise it",
+            );
+        }
         let Some(scratch) = kernel::map_private(Self::BYTES) else {
             return Err(b"there is no memory to start the recorder");
         };
@@ -278,6 +285,12 @@ impl Helper {
         }
         true
     }
+}
+
+/// Whether the process may be meant to use up its user's processes. How many there are, only a look at all of `/proc` would tell. Root
+/// has no such limit (setrlimit(2), `RLIMIT_NPROC`).
+fn is_short_of_processes() -> bool {
+    kernel::limit(libc::RLIMIT_NPROC) < FEW_PROCESSES && number(libc::SYS_getuid) != 0
 }
 
 /// Whether orphans of this PID namespace, or of this process's descendants, become its children.
@@ -496,6 +509,11 @@ fn start_between(launch: &mut Launch) -> Option<(usize, c_int)> {
 /// not wait for the recorder longer than that.
 fn stand_between(recorder: usize, program: usize, process: c_int) {
     close_all_but([process, -1, -1]);
+    if kernel::may_use_rare_calls() {
+        // Else the program could not unmount its folder.
+        // SAFETY: the path ends with a zero. The folder is not shared with the program (`CLONE_FS`).
+        let _ = unsafe { kernel::call(libc::SYS_chdir, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]) };
+    }
     let name = c"gputrace";
     // SAFETY: the name ends with a zero and has fewer than 16 bytes.
     let _ = unsafe {

@@ -36,6 +36,8 @@ pub(crate) struct Ring {
     pub(crate) file: Option<File>,
     /// The descriptor is the only way to it.
     pub(crate) is_memory: bool,
+    /// Its path leads nowhere until [`Ring::named`].
+    is_nameless: bool,
     pub(crate) identity: Identity,
 }
 
@@ -97,25 +99,28 @@ impl Ring {
             .add(b".")
             .number(now)
             .add(b".ring");
-        let shared = |least| Ring::in_folder(b"/dev/shm/", least, &name, wanted, writer, clock);
-        if places == Places::Shared {
+        let is_all = places == Places::All;
+        let shared = |least| Ring::in_folder(b"/dev/shm/", least, &name, is_all, wanted, writer, clock);
+        if !is_all {
             return shared(0).ok_or(b"no room for the ring in /dev/shm (1 MiB is enough)");
         }
         shared(SCARCE_BYTES)
             .or_else(|| Ring::in_memory(wanted, writer, clock))
             .or_else(|| shared(0))
-            .or_else(|| Ring::in_folder(b"/tmp/", 0, &name, wanted, writer, clock))
+            .or_else(|| Ring::in_folder(b"/tmp/", 0, &name, is_all, wanted, writer, clock))
             .ok_or(b"no room for the ring in /dev/shm, in memory or in /tmp (1 MiB is enough)")
     }
 
     /// A file with a name, so that a recorder that comes later finds it (`gputrace recover`). Whoever may truncate it can end the
     /// process, by SIGBUS at the next write: the same user, who may as well kill it, and root. A seal against that
     /// (`F_SEAL_SHRINK`) exists for memory files only, which are gone with the process that is to be recovered. `allocate`
-    /// sees to it that no full file system does the same. Nothing in a file system of fewer than `least` bytes.
+    /// sees to it that no full file system does the same. Nothing in a file system of fewer than `least` bytes. A file that `may_be_nameless`
+    /// gets its name later, where the kernel can do that: it is gone with a program that ends before.
     fn in_folder(
         folder: &[u8],
         least: u64,
         name: &Text<128>,
+        may_be_nameless: bool,
         wanted: Wanted,
         writer: map::Writer,
         clock: Clock,
@@ -125,16 +130,43 @@ impl Ring {
             return None;
         }
         let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
-        let file = File::open(path.as_c_str(), flags, 0o600).ok()?;
+        let nameless = (may_be_nameless && kernel::may_use_rare_calls())
+            .then(|| Text::<128>::new().add(folder))
+            .and_then(|folder| File::open(folder.as_c_str(), libc::O_RDWR | libc::O_TMPFILE, 0o600).ok());
+        let is_nameless = nameless.is_some();
+        let file = nameless.or_else(|| File::open(path.as_c_str(), flags, 0o600).ok())?;
         let is_large = least == 0 || space(&file).whole >= least;
         match is_large.then(|| fill(&file, wanted, writer, clock).zip(Identity::of(&file))).flatten() {
-            Some((map, identity)) => Some(Ring { map, path, file: Some(file), is_memory: false, identity }),
+            Some((map, identity)) => {
+                Some(Ring { map, path, file: Some(file), is_memory: false, is_nameless, identity })
+            }
             None => {
                 // We made the file, and nobody can use it.
-                remove(path.as_c_str());
+                if !is_nameless {
+                    remove(path.as_c_str());
+                }
                 None
             }
         }
+    }
+
+    /// Gives it its name, if it has none: from now on there may be something in it that must be found. Where that is refused, it is like
+    /// a memory file.
+    pub(crate) fn named(self) -> Ring {
+        let number = match &self.file {
+            Some(file) if self.is_nameless => file.number() as u64,
+            _ => return self,
+        };
+        let link = |name: &[u8]| Text::<128>::new().add(b"/proc/").add(name).add(b"/fd/").number(number);
+        let (from, here) = (link(b"thread-self"), libc::AT_FDCWD as usize);
+        let (from_at, to_at) = (from.as_c_str().as_ptr() as usize, self.path.as_c_str().as_ptr() as usize);
+        let arguments = [here, from_at, here, to_at, libc::AT_SYMLINK_FOLLOW as usize, 0];
+        // SAFETY: both paths end with a zero.
+        if unsafe { kernel::call(libc::SYS_linkat, arguments) }.is_ok() {
+            return Ring { is_nameless: false, ..self };
+        }
+        let path = Text::new().add(b"/proc/").number(kernel::process_id().into()).add(b"/fd/").number(number);
+        Ring { path, is_memory: true, is_nameless: false, ..self }
     }
 
     fn in_memory(wanted: Wanted, writer: map::Writer, clock: Clock) -> Option<Ring> {
@@ -150,7 +182,7 @@ impl Ring {
         let identity = Identity::of(&file)?;
         let path =
             Text::new().add(b"/proc/").number(writer.pid.into()).add(b"/fd/").number(file.number() as u64);
-        Some(Ring { map, path, file: Some(file), is_memory: true, identity })
+        Some(Ring { map, path, file: Some(file), is_memory: true, is_nameless: false, identity })
     }
 }
 

@@ -36,7 +36,7 @@ static LEFT: [Left; MOST] =
     [const { Left { at: AtomicUsize::new(0), bytes: AtomicUsize::new(0), generation: AtomicU64::new(0) } };
         MOST];
 
-/// Once before a ring is used, so that the barrier costs little later.
+/// Before a ring is used that may be given back: the barrier asks for it.
 pub(crate) fn prepare() {
     barrier(REGISTER);
 }

@@ -539,6 +539,7 @@ fn make_beside() -> Option<(&'static CStr, kernel::File)> {
         page.state.store(ASLEEP, Ordering::Release);
         return None;
     };
+    rings::prepare();
     let path = remember(map, path, identity)?;
     let generation = next_generation();
     (describe.names)(map, generation);
@@ -658,17 +659,22 @@ fn tell_losses(page: &Page) {
 /// The session itself; signals are blocked.
 fn make(page: &Page, describe: Describe) -> bool {
     read_config();
-    let Ring { map, path, file, is_memory, identity } =
-        match Ring::make(clock(), ring_file::writer(), ring_file::Places::All) {
-            Ok(ring) => ring,
-            Err(why) => {
-                step_aside(page, why);
-                return false;
-            }
-        };
-    let Some(path) = remember(map, path, identity) else { return false };
+    let ring = match Ring::make(clock(), ring_file::writer(), ring_file::Places::All) {
+        Ok(ring) => ring,
+        Err(why) => {
+            step_aside(page, why);
+            return false;
+        }
+    };
     // SAFETY: `lookup` finds exported functions and data of these names, or null.
     unsafe { stack::init(elf::lookup) };
+    // Only a session that somebody may end needs it, and it takes milliseconds.
+    if control().is_some() {
+        rings::prepare();
+    }
+    // As late as possible: what has a name stays where the program ends before there is a recorder.
+    let Ring { map, path, file, is_memory, identity, .. } = ring.named();
+    let Some(path) = remember(map, path, identity) else { return false };
     let generation = next_generation();
     if page.tag.load(Ordering::Relaxed) == 0 {
         page.tag.store(generation as u32, Ordering::Relaxed);
@@ -733,7 +739,6 @@ fn read_config() {
 fn remember(map: Map, path: Text<128>, identity: Identity) -> Option<&'static CStr> {
     let next = BEGUN.load(Ordering::Relaxed);
     let slot = SESSIONS.get(next as usize % SESSIONS.len())?;
-    rings::prepare();
     // SAFETY: the ring stays mapped for as long as a session has it.
     own::begin(unsafe { &*core::ptr::from_ref(map.header()) });
     // SAFETY: the state word lets one come here; readers wait for the generation.

@@ -6,7 +6,7 @@ use super::sources;
 /// there. Everything else opens by `recorder/src/opened.rs` or `schemas/src/reader/open.rs`, because a path below `/tmp` or `/dev/shm`,
 /// of `/proc/PID` or in another user's folder may lead to another file than the one that was looked at; and writes by
 /// `recorder/src/output_file.rs`, which looks at what has the name first.
-const FILES: [(&str, usize, Writes, &str); 36] = [
+const FILES: [(&str, usize, Writes, &str); 37] = [
     ("recorder/src/fuzzing.rs", 4, Writes::No, "the fuzzer's own file"),
     (
         "recorder/src/arch/x86_64/inject/mod.rs",
@@ -16,9 +16,15 @@ const FILES: [(&str, usize, Writes, &str); 36] = [
     ),
     (
         "recorder/src/arch/x86_64/inject/threads.rs",
-        3,
+        1,
         Writes::No,
         "short texts of the kernel's in /proc/PID/task",
+    ),
+    (
+        "recorder/src/arch/x86_64/inject/waits.rs",
+        2,
+        Writes::No,
+        "short texts of the kernel's in /proc/PID/task; a socket is asked by opened.rs",
     ),
     (
         "recorder/src/job.rs",

@@ -137,6 +137,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     S { name: "a subreaper that is killed", arguments: "4 0 50", rounds: [3, 50], around: "subreaper sigkill=~80000", ..PLAIN },
     S { name: "the streams are closed", arguments: "4 2000", around: "closed", ..PLAIN },
     S { name: "the working folder is gone", arguments: "4 2000", around: "folder-gone", ..PLAIN },
+    S { name: "the folder is unmounted", program: "unmount.c", arguments: "/mnt", around: "tmpfs=/mnt:1m", ..PLAIN },
+    S { name: "the folder is unmounted, by a subreaper", program: "unmount.c", arguments: "/mnt", around: "subreaper tmpfs=/mnt:1m", ..PLAIN },
     // Limits.
     S { name: "RLIMIT_FSIZE of 1 MB", arguments: "4 2000", around: "limit=fsize:1024000", truth: Bounded, ..PLAIN },
     S { name: "RLIMIT_FSIZE of 4 MB", arguments: "4 2000", around: "limit=fsize:4194304", ..PLAIN },
@@ -151,6 +153,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     S { name: "RLIMIT_NOFILE of 8", arguments: "4 2000", around: "limit=nofile:8", truth: Shown, ..PLAIN },
     S { name: "RLIMIT_NOFILE of 12, while threads come and go", program: "churn.c", arguments: "# 2 1", size: [4_000, 50_000], env: A_CHUNK_EACH, around: "limit=nofile:12", ..PLAIN },
     S { name: "RLIMIT_NPROC leaves no room for a recorder", arguments: "1 2000", around: "nobody limit=nproc:0", env: &[SMALL], ..PLAIN },
+    S { name: "RLIMIT_NPROC of a program that uses it up", program: "quota.c", arguments: "8", env: &[SMALL], ..PLAIN },
     S { name: "all memory locked", program: "locked.c", arguments: "#", size: [200, 5_000], ..PLAIN },
     S { name: "all memory locked, as little as a user may", program: "locked.c", arguments: "10", around: "nobody limit=memlock:67108864", truth: Shown, ..PLAIN },
     S { name: "SCHED_FIFO on one processor", arguments: "2 500 100", around: "fifo pin=0", ..PLAIN },
@@ -158,6 +161,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     // Filters of system calls.
     S { name: "seccomp refuses what is rare", arguments: "4 2000", around: concat!("errno=", rare!()), ..PLAIN },
     S { name: "seccomp kills for what is rare", arguments: "4 2000", around: concat!("kill=", rare!()), ..PLAIN },
+    S { name: "seccomp kills for what a session needs only where memory is locked", arguments: "4 2000", around: "kill=munlock", ..PLAIN },
     S { name: "seccomp refuses what is rare, and no /dev/shm", arguments: "4 2000", around: concat!("no-shm errno=", rare!()), ..PLAIN },
     S { name: "seccomp refuses the scheduler and sessions", arguments: "4 2000", around: "errno=sched_setscheduler,sched_setaffinity,setsid,prlimit64,getdents64", ..PLAIN },
     S { name: "seccomp refuses fallocate and flock", arguments: "4 2000", around: "errno=fallocate,flock", truth: Bounded, ..PLAIN },

@@ -46,6 +46,8 @@ fn schedule(policy: libc::c_int, priority: libc::c_int) -> bool {
 pub(crate) struct Held {
     thread: i32,
     is_stopped: bool,
+    /// The end of the calling thread lets it go.
+    is_left: bool,
     /// To be delivered when it goes on.
     signal: i32,
     /// When it was last seen not to have stopped yet.
@@ -61,6 +63,8 @@ pub(crate) enum Stop {
     Call,
     /// On its way to take a signal.
     Signal,
+    /// With all threads of its process (SIGSTOP), which stay so.
+    Group,
     /// It is gone.
     Over,
 }
@@ -73,11 +77,12 @@ impl Held {
     pub(crate) fn seize(thread: u32) -> Result<Held, Errno> {
         let thread = thread as i32;
         request(libc::PTRACE_SEIZE, thread, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
-        Ok(Held { thread, is_stopped: false, signal: 0, ran_at: Instant::now() })
+        Ok(Held { thread, is_stopped: false, is_left: false, signal: 0, ran_at: Instant::now() })
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.is_stopped
+    /// Lets it go without interrupting it: if it has not stopped, by the end of the calling thread ([`apart`]).
+    pub(crate) fn leave(mut self) {
+        self.is_left = !self.is_stopped && self.wait(Instant::now()).is_none();
     }
 
     /// A time since which it has stood at most: when it was last seen to run.
@@ -118,7 +123,8 @@ impl Held {
         self.is_stopped = true;
         let signal = libc::WSTOPSIG(status);
         match status >> 16 {
-            libc::PTRACE_EVENT_STOP => Stop::Asked,
+            libc::PTRACE_EVENT_STOP if signal == libc::SIGTRAP => Stop::Asked,
+            libc::PTRACE_EVENT_STOP => Stop::Group,
             _ if signal == libc::SIGTRAP | 0x80 => Stop::Call,
             _ => {
                 self.signal = signal;
@@ -165,6 +171,9 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        if self.is_left {
+            return;
+        }
         if !self.is_stopped {
             let soon = Instant::now() + Duration::from_millis(200);
             if self.interrupt().is_err() || self.wait(soon).is_none_or(|stop| stop == Stop::Over) {
@@ -173,6 +182,26 @@ impl Drop for Held {
         }
         let _ = request(libc::PTRACE_DETACH, self.thread, 0, self.signal as usize);
     }
+}
+
+/// Does `work` on a thread of its own, and returns when the kernel has ended that thread as a tracer: a thread that it still held goes on,
+/// and was not interrupted for that (ptrace(2)).
+///
+/// # Errors
+/// There can be no such thread.
+pub(crate) fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> std::io::Result<T> {
+    std::thread::scope(|scope| {
+        let worker =
+            std::thread::Builder::new().spawn_scoped(scope, || (work(), rustix::thread::gettid()))?;
+        let (done, tracer) = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // It is joined a moment before.
+        let task = format!("/proc/self/task/{}", tracer.as_raw_nonzero());
+        let until = Instant::now() + Duration::from_secs(1);
+        while std::path::Path::new(&task).exists() && Instant::now() < until {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(done)
+    })
 }
 
 fn request(what: libc::c_uint, thread: i32, address: usize, data: usize) -> Result<libc::c_long, Errno> {

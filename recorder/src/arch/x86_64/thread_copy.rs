@@ -36,6 +36,12 @@ const RESUMED: [i64; 9] = [7, 35, 23, 61, 202, 230, 247, 270, 271];
 /// sendmsg, recvmsg, semop, msgsnd, msgrcv, rt_sigtimedwait, io_getevents, semtimedop, epoll_wait, epoll_pwait, accept4, recvmmsg,
 /// epoll_pwait2. They are begun again.
 const BEGUN_AGAIN: [u64; 17] = [0, 43, 44, 45, 46, 47, 65, 69, 70, 128, 208, 220, 232, 281, 288, 299, 441];
+/// Calls that return a part of their work if they are interrupted in the middle: write, pwrite64, writev, sendfile, sendto, sendmsg, splice,
+/// pwritev, sendmmsg, copy_file_range, pwritev2.
+const IN_PARTS: [i64; 11] = [1, 18, 20, 40, 44, 46, 275, 296, 307, 326, 328];
+/// Looks at a thread that runs, before it is stopped.
+const LOOKS: u32 = 20;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 /// What the kernel itself leaves for a call that begins again unless a handler runs (`ERESTARTNOHAND`, linux/errno.h).
 const BEGIN_AGAIN: u64 = -514_i64 as u64;
 /// `EINTR`, and `ERESTART_RESTARTBLOCK`: goes on by `restart_syscall`, which a sandbox may not know.
@@ -145,6 +151,9 @@ pub(crate) fn stopped<T>(
 ) -> Result<Copied<T>, String> {
     let status = Status::of(pid, thread).ok_or("it has ended")?;
     may_stop(pid, thread, &status)?;
+    if status.state == 'R' {
+        works_in_one_piece(pid, thread)?;
+    }
     let urgent = Urgent::begin();
     let mut held = Held::seize(thread).map_err(|why| match why {
         Errno::PERM => "the kernel does not allow stopping it (ptrace)".to_owned(),
@@ -153,7 +162,7 @@ pub(crate) fn stopped<T>(
     })?;
     held.interrupt().map_err(|why| format!("it cannot be stopped: {why}"))?;
     match held.wait(Instant::now() + STOPS_WITHIN) {
-        Some(Stop::Asked | Stop::Call | Stop::Signal) => {}
+        Some(Stop::Asked | Stop::Call | Stop::Signal | Stop::Group) => {}
         Some(Stop::Over) => return Err("it has ended".to_owned()),
         None => return Err("it did not stop in time".to_owned()),
     }
@@ -198,6 +207,23 @@ fn may_stop(pid: u32, thread: u32, status: &Status) -> Result<(), String> {
         Some(_) if status.is_filtered => Err("it waits under a filter of system calls".to_owned()),
         _ => Ok(()),
     }
+}
+
+/// Whether a thread that runs is not seen to wait in a call that works in parts. Nobody can see that it is in the middle of one while it runs, as
+/// one that writes to a pipe which somebody empties.
+fn works_in_one_piece(pid: u32, thread: u32) -> Result<(), String> {
+    for _ in 0..LOOKS {
+        std::thread::sleep(BETWEEN_LOOKS);
+        let text = text_of_proc(format!("/proc/{pid}/task/{thread}/syscall")).unwrap_or_default();
+        if let Some(Waits { call, .. }) = Waits::parse(&text)
+            && IN_PARTS.contains(&call)
+        {
+            return Err(format!(
+                "it repeatedly waits in system call {call}, which a stop could end with a partial result"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Whether a call was ended by our stop, and would not have been otherwise.

@@ -17,8 +17,9 @@ mod chain;
 mod image;
 mod maps;
 mod threads;
+mod waits;
 
-use super::ptrace::{first_code, given};
+use super::ptrace::{apart, first_code, given};
 use crate::attach::Refusal;
 use crate::opened::{self, Access, Descriptors, Expected, Links, Taken, users_of};
 use chain::{Argument, Pieces, Step};
@@ -26,13 +27,15 @@ use gputrace_ring::late;
 use image::Image;
 use maps::Maps;
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use threads::{Found, Ground};
+use threads::{Chosen, Found, Ground, Sorted};
 
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// A file that was made so long ago, and of which nothing came, is nobody's: its attacher was killed.
@@ -85,6 +88,8 @@ pub(crate) struct Late {
     attributes: [u64; 2],
     /// How long a thread is looked for that can be borrowed, and how long it may take for its calls.
     patience: Duration,
+    /// Threads that were seen to write, and are not stopped while they run.
+    writers: Mutex<BTreeSet<u32>>,
     /// A thread has been told to make one that uses the file: it may still do so.
     is_committed: bool,
 }
@@ -168,6 +173,7 @@ impl Late {
             numbers,
             attributes: [usual, stack],
             patience,
+            writers: Mutex::default(),
             is_committed: false,
         })
     }
@@ -405,28 +411,49 @@ impl Late {
                 c_library: &self.c_library,
                 pieces: self.pieces,
             };
-            for thread in threads::listed(self.pid) {
-                match ground.borrow(thread, &maps, patience) {
+            let lend_by = |thread, chosen| {
+                // A thread that must not be interrupted again is let go by the end of the one that holds it.
+                apart(|| match ground.borrow(thread, chosen, &maps, patience) {
                     Found::Yes(borrowed) => {
                         let (is_lent, since) = (self.lend(&borrowed, steps, text).is_some(), borrowed.since);
                         drop(borrowed);
                         STILL.note(since);
-                        if is_lent {
-                            return Ok(());
-                        }
+                        Ok(is_lent)
                     }
-                    Found::NotNow => {}
+                    Found::NotNow => Ok(false),
                     // So the kernel says of a thread that has just ended, too (ptrace_attach: `task->exit_state`).
-                    Found::Refused(Errno::PERM) if crate::process::is_going(thread) => {}
-                    Found::Refused(Errno::PERM) => return Err(self.no(&why_untraceable(self.pid))),
-                    Found::Refused(error) => return Err(self.no(&format!("ptrace: {error}"))),
+                    Found::Refused(Errno::PERM) if crate::process::is_going(thread) => Ok(false),
+                    Found::Refused(Errno::PERM) => Err(self.no(&why_untraceable(self.pid))),
+                    Found::Refused(error) => Err(self.no(&format!("ptrace: {error}"))),
+                })
+                .unwrap_or_else(|error| Err(self.no(&format!("gputrace cannot start a thread: {error}"))))
+            };
+            let Sorted { waiting, running, anew } = Sorted::of(self.pid);
+            let running = std::iter::once(running).flat_map(|them| {
+                let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+                threads::without_writers(self.pid, them, &mut writers)
+            });
+            let running = running.map(|thread| (thread, Chosen { effect: None, until: None }));
+            for (thread, chosen) in waiting.into_iter().chain(running) {
+                if lend_by(thread, chosen)? {
+                    return Ok(());
                 }
                 if Instant::now() >= until {
                     break;
                 }
             }
+            let watched = patience.min(until.saturating_duration_since(Instant::now()));
+            if !anew.is_empty()
+                && let Some((thread, chosen)) = threads::just_begun(self.pid, &anew, watched, LOOK_EVERY)
+            {
+                if lend_by(thread, chosen)? {
+                    return Ok(());
+                }
+                // Its call was made again, which must not pass for another one that has just begun.
+                std::thread::sleep(2 * threads::JUST);
+            }
             patience = Duration::from_millis(500);
-            self.wait(until, "no thread reached a point where gputrace could use it for a moment (threads were in the loader, an allocator, a signal handler or other libraries): try again later")?;
+            self.wait(until, "no thread reached a point where gputrace could use it for a moment (threads were in the loader, an allocator, a signal handler or other libraries, or waited in calls that must not be interrupted): try again later")?;
         }
     }
 

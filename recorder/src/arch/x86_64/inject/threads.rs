@@ -1,10 +1,12 @@
 //! Which thread of the other process can be borrowed for a moment, and when: one that is at a call into the kernel, and not inside of
 //! the loader, of an allocator, of `fork` or of a signal handler, so that what it is given to do meets nothing half done.
 
-use super::super::ptrace::{Held, Registers, Stop};
+use super::super::ptrace::{Held, Registers, Stop, Urgent};
 use super::chain::Pieces;
 use super::image::{Image, bytes, word};
 use super::maps::{Map, Maps};
+use super::waits::{Call, Effect, Sleep};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
 
@@ -15,35 +17,19 @@ const AGAIN_FOR_THE_REST: i64 = -516;
 const INTERRUPTED: i64 = -(libc::EINTR as i64);
 /// What stands for the answer where a call begins.
 const BEGINS: i64 = -(libc::ENOSYS as i64);
-/// How long it may take to stop.
-const STOPS: Duration = Duration::from_millis(100);
+/// How long it may take to stop: it may have to wait for a processor.
+const STOPS: Duration = Duration::from_secs(1);
+/// A call that began after the look before this one has only just begun, if that is no longer ago.
+pub(super) const JUST: Duration = Duration::from_millis(10);
+/// Looks at a thread that runs, before it is stopped, the pause between two, and the time for all.
+const LOOKS: u32 = 30;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+const LOOKS_WITHIN: Duration = Duration::from_millis(500);
 /// How much room the stack must have, for what the thread is given to do.
 const ROOM: u64 = 64 << 10;
 /// How many words of the stack are looked at for frames that must not be there.
 const LOOKED_AT: usize = 128;
 
-/// Calls that wait, and that can be made again as they were.
-const WAITS: [i64; 11] = [
-    libc::SYS_read,
-    libc::SYS_poll,
-    libc::SYS_select,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_futex,
-    libc::SYS_wait4,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_epoll_wait,
-];
-/// Calls that the kernel takes up again by itself for the rest of their time: a thread in one may be stopped, and is borrowed at its next.
-const RESUMED: [i64; 5] = [
-    libc::SYS_nanosleep,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_poll,
-    libc::SYS_futex,
-    libc::SYS_restart_syscall,
-];
 /// Calls at whose begin a thread may be borrowed: none that allocators, the loader or threads at their begin and end make.
 const BEGINNINGS: [i64; 34] = [
     libc::SYS_read,
@@ -161,71 +147,145 @@ pub(super) enum Found {
     Refused(rustix::io::Errno),
 }
 
-/// The threads of a process, those first that wait for something.
+/// The threads of a process.
 pub(super) fn listed(pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let mut threads: Vec<u32> = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect();
-    // What a thread does is asked once: it changes meanwhile.
-    threads.sort_by_cached_key(|thread| (!waits(pid, *thread), *thread));
-    threads
+    tasks.filter_map(|task| task.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// What a thread does in the kernel, as far as it can be seen without stopping it: the call's number and arguments.
-fn call_of(pid: u32, thread: u32) -> Option<(i64, Vec<u64>)> {
-    let line = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).ok()?;
-    let mut words = line.split_whitespace();
-    let number = words.next()?.parse().ok()?;
-    let arguments = words.filter_map(|it| u64::from_str_radix(it.strip_prefix("0x")?, 16).ok()).collect();
-    Some((number, arguments))
+/// Why a thread may be stopped.
+#[derive(Clone, Copy)]
+pub(super) struct Chosen {
+    /// What that does to the call in which it sleeps; `None` for one that runs.
+    pub(super) effect: Option<Effect>,
+    /// When that is over.
+    pub(super) until: Option<Instant>,
 }
 
-fn waits(pid: u32, thread: u32) -> bool {
-    call_of(pid, thread).is_some_and(|(number, arguments)| is_wait(number, &arguments))
+/// Threads by when they may be borrowed.
+#[derive(Default)]
+pub(super) struct Sorted {
+    /// At any time: those first that wait in a call that can be made again.
+    pub(super) waiting: Vec<(u32, Chosen)>,
+    /// They run, in the kernel or outside.
+    pub(super) running: Vec<u32>,
+    /// Only when they have just begun to wait.
+    pub(super) anew: Vec<u32>,
 }
 
-/// Whether the call waits, and is the same when it is made again from its begin.
-fn is_wait(number: i64, arguments: &[u64]) -> bool {
-    let argument = |index: usize| arguments.get(index).copied().unwrap_or(0);
-    WAITS.contains(&number)
-        && match number {
-            // For ever: else it would wait for all of its time once more.
-            libc::SYS_poll => (argument(2) as i32) < 0,
-            libc::SYS_epoll_wait => (argument(3) as i32) < 0,
-            // Until a moment, not for a while.
-            libc::SYS_clock_nanosleep => argument(1) as i32 & libc::TIMER_ABSTIME != 0,
-            libc::SYS_futex => {
-                match argument(1) as i32 & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME) {
-                    libc::FUTEX_WAIT => argument(3) == 0,
-                    libc::FUTEX_WAIT_BITSET => true,
-                    _ => false,
-                }
+impl Sorted {
+    pub(super) fn of(pid: u32) -> Sorted {
+        let (mut sorted, mut resumed) = (Sorted::default(), Vec::new());
+        for thread in listed(pid) {
+            match effect_on(pid, thread) {
+                effect @ Some(Effect::Same) => sorted.waiting.push((thread, Chosen { effect, until: None })),
+                effect @ Some(Effect::Resumed) => resumed.push((thread, Chosen { effect, until: None })),
+                None => sorted.running.push(thread),
+                Some(Effect::Anew) => sorted.anew.push(thread),
+                Some(Effect::Parts | Effect::Ends) => {}
             }
-            _ => true,
         }
+        sorted.waiting.append(&mut resumed);
+        sorted
+    }
+}
+
+/// Those of the running threads that work on, and are not seen to wait in calls that a stop would end: nobody can see that a thread which runs
+/// is in the middle of such a call, as one that writes to a full pipe. `writers` are those that were ever seen in a call that works in parts.
+pub(super) fn without_writers(pid: u32, running: Vec<u32>, writers: &mut BTreeSet<u32>) -> Vec<u32> {
+    let ran = |thread: u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).unwrap_or_default();
+        text.split_whitespace().next().and_then(|time| time.parse::<u64>().ok())
+    };
+    let mut looked: Vec<_> = running.into_iter().map(|thread| (thread, ran(thread), 0)).collect();
+    let until = Instant::now() + LOOKS_WITHIN;
+    while looked.iter().any(|(_, _, n)| *n < LOOKS) && Instant::now() < until {
+        std::thread::sleep(BETWEEN_LOOKS);
+        looked.retain(|(thread, ..)| match effect_on(pid, *thread) {
+            Some(Effect::Parts) => {
+                writers.insert(*thread);
+                false
+            }
+            effect => effect != Some(Effect::Ends) && !writers.contains(thread),
+        });
+        for (thread, before, n) in &mut looked {
+            // One that got no processor meanwhile has shown nothing.
+            let now = ran(*thread);
+            if now.is_none() || now != *before {
+                (*before, *n) = (now, *n + 1);
+            }
+        }
+    }
+    looked.into_iter().filter(|(_, _, n)| *n >= LOOKS).map(|(thread, ..)| thread).collect()
+}
+
+/// What a stop does to the call in which the thread sleeps; `None` for one that does not sleep.
+fn effect_on(pid: u32, thread: u32) -> Option<Effect> {
+    let sleep = Sleep::of(pid, thread)?;
+    if sleep.is_deep {
+        return Some(Effect::Ends);
+    }
+    let call = Call::of(pid, thread).filter(|call| sleep.is_asleep && call.number >= 0)?;
+    Some(call.when_stopped(pid))
+}
+
+/// Waits until one of these threads has just begun another call, whose time may begin anew.
+pub(super) fn just_begun(
+    pid: u32,
+    threads: &[u32],
+    patience: Duration,
+    every: Duration,
+) -> Option<(u32, Chosen)> {
+    let until = Instant::now() + patience;
+    let look = || threads.iter().map(|thread| Sleep::of(pid, *thread)).collect::<Vec<_>>();
+    let mut before = (Instant::now(), look());
+    while Instant::now() < until {
+        std::thread::sleep(every);
+        let now = (Instant::now(), look());
+        let begun = before.1.iter().zip(&now.1).zip(threads).find(|((before, now), thread)| {
+            matches!((before, now), (Some(before), Some(now)) if now.times != before.times)
+                && effect_on(pid, **thread) == Some(Effect::Anew)
+        });
+        if let Some((_, thread)) = begun
+            && before.0.elapsed() < JUST
+        {
+            return Some((*thread, Chosen { effect: Some(Effect::Anew), until: Some(before.0 + JUST) }));
+        }
+        before = now;
+    }
+    None
 }
 
 impl Ground<'_> {
-    /// Borrows the thread if it is, or soon comes, where that does no harm. A thread that waits in some other way is not touched.
-    pub(super) fn borrow(&self, thread: u32, maps: &Maps, patience: Duration) -> Found {
-        if let Some((number, arguments)) = call_of(self.pid, thread)
-            && number >= 0
-            && !is_wait(number, &arguments)
-            && !RESUMED.contains(&number)
-            && is_asleep(self.pid, thread)
-        {
-            return Found::NotNow;
-        }
+    /// Borrows the thread if it is, or soon comes, where that does no harm. It has been chosen by [`Sorted`] or [`just_begun`]. The caller's
+    /// thread ends soon ([`apart`](super::super::ptrace::apart)).
+    pub(super) fn borrow(&self, thread: u32, chosen: Chosen, maps: &Maps, patience: Duration) -> Found {
+        // Nobody comes between the last look and the stop.
+        let urgent = Urgent::begin();
         let mut held = match Held::seize(thread) {
             Ok(held) => held,
             Err(rustix::io::Errno::SRCH) => return Found::NotNow,
             Err(error) => return Found::Refused(error),
         };
         let since = Instant::now();
+        let is_late = chosen.until.is_some_and(|until| Instant::now() > until);
+        if is_late || effect_on(self.pid, thread) != chosen.effect {
+            held.leave();
+            return Found::NotNow;
+        }
         if held.interrupt().is_err() {
             return Found::NotNow;
         }
-        let Some(stop) = held.wait(Instant::now() + STOPS) else { return Found::NotNow };
+        drop(urgent);
+        let Some(stop) = held.wait(Instant::now() + STOPS) else {
+            // The end of its tracer takes the wish back.
+            held.leave();
+            return Found::NotNow;
+        };
         let Ok(mut registers) = held.registers() else { return Found::NotNow };
+        if stop == Stop::Group {
+            return Found::NotNow;
+        }
         if stop == Stop::Asked && self.was_interrupted(thread, &mut registers) {
             if self.is_safe(thread, &registers, maps) {
                 return Found::Yes(Box::new(Borrowed { held, registers, since }));
@@ -243,11 +303,11 @@ impl Ground<'_> {
     fn was_interrupted(&self, thread: u32, registers: &mut Registers) -> bool {
         let (number, answer) = (registers.orig_rax as i64, registers.rax as i64);
         let r = &registers;
-        let is_same = is_wait(number, &[r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9]);
+        let call = Call { number, arguments: [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9] };
         let is_again = AGAIN.contains(&answer) || answer == AGAIN_FOR_THE_REST;
         // Some calls say that they were interrupted where no handler ran (signal(7)): that was our doing.
         let is_ours = answer == INTERRUPTED && number >= 0 && !has_signals(self.pid, thread);
-        if !(is_again && is_same && WAITS.contains(&number) || is_ours) {
+        if !(is_again && call.is_same(self.pid) || is_ours) {
             return false;
         }
         registers.rip -= 2;
@@ -263,7 +323,7 @@ impl Ground<'_> {
             match held.wait(until) {
                 Some(Stop::Call) => {}
                 Some(Stop::Asked | Stop::Signal) => continue,
-                Some(Stop::Over) => return Found::NotNow,
+                Some(Stop::Over | Stop::Group) => return Found::NotNow,
                 None => break,
             }
             let since = Instant::now();
@@ -278,19 +338,8 @@ impl Ground<'_> {
                 return Found::Yes(Box::new(Borrowed { held, registers, since }));
             }
         }
-        self.let_go(held, thread);
+        held.leave();
         Found::NotNow
-    }
-
-    /// A thread that must be stopped to be let go: a call that ends early because of that is made again.
-    fn let_go(&self, mut held: Held, thread: u32) {
-        let is_stopped = || held.interrupt().is_ok();
-        if !held.is_stopped() && is_stopped() && held.wait(Instant::now() + STOPS) == Some(Stop::Asked) {
-            let Ok(mut registers) = held.registers() else { return };
-            if registers.rax as i64 == INTERRUPTED && self.was_interrupted(thread, &mut registers) {
-                let _ = held.set_registers(&registers);
-            }
-        }
     }
 
     /// Whether the thread, which is about to make a call into the kernel, can be given something else to do.
@@ -386,10 +435,4 @@ fn has_signals(pid: u32, thread: u32) -> bool {
         (Some(own), Some(shared), Some(blocked)) => (own | shared) & !blocked != 0,
         _ => true,
     }
-}
-
-/// Whether the thread sleeps in the kernel.
-fn is_asleep(pid: u32, thread: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['S', 'D']))
 }
