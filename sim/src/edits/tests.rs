@@ -269,6 +269,25 @@ fn checkpointed_layers_keep_their_inputs() {
 }
 
 #[test]
+fn what_a_checkpointed_layer_returns_is_held_where_the_next_operation_keeps_it() {
+    let first = Edits {
+        optimizer: Some(Optimizer::Sgd),
+        set_to_none: Some(false),
+        checkpoint: Some(Chosen::Layers(0, 0)),
+        ..NONE
+    };
+    let (mut stream, understood) = training();
+    assert_eq!(peak_of((stream.clone(), understood.clone()), first), 111 - 8);
+    // A norm keeps what it takes.
+    let mut stacks = stacks();
+    let norm = StackId(stacks.lists.len() as u32);
+    stacks.lists.push([2, 1, 0].into());
+    stacks.nodes.insert(norm, Arc::from("NativeLayerNormBackward0"));
+    stream.stacks = Arc::new(stacks);
+    assert_eq!(peak_of((stream, understood), first), 111);
+}
+
+#[test]
 fn a_frozen_part_has_no_gradients_and_no_state() {
     // One of three: two gradients, their state and roots.
     assert_eq!(peak(Edits { freeze: Some(0.34), ..NONE }), 30 + 40 + 20 + 20 + 8);
