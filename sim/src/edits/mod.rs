@@ -257,6 +257,13 @@ impl Edits {
                 "the program scales its gradients: the data determines which steps are skipped, and when the state is created",
             );
         }
+        let chooses_parameters = self.lora.is_some() || self.freeze.is_some();
+        if chooses_parameters && gradients::has_untrained(recorded) {
+            changes.note(
+                Sure::Guess,
+                "much of the model has no gradients, as a frozen part or a copy: the edit is assumed to leave that out",
+            );
+        }
         let optimizer = self.optimizer_after(recorded)?;
         if let Some(precision) = self.precision {
             precision::cast(&mut program, precision, end, &mut changes)?;
