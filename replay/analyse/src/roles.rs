@@ -101,6 +101,8 @@ const LINES: &[Line] = &[
     Line { hint: Hint::Cache, file: "/transformers/cache_utils.py", functions: &[] },
     Line { hint: Hint::Cache, file: "/sglang/srt/mem_cache/", functions: &[] },
 ];
+/// Beside the optimizers, and none: means of weights, and rates.
+const NO_OPTIMIZERS: [&str; 2] = ["/torch/optim/swa_utils.py", "/torch/optim/lr_scheduler.py"];
 /// In the name of a Python function, in any file.
 const CACHE_WORDS: [&str; 3] = ["kv_cache", "KVCache", "kvcache"];
 /// Such a name counts if it is one of so many Python functions from the innermost on: what sizes a cache by running the model once (vLLM's
@@ -154,7 +156,9 @@ impl Facts {
 
     fn python(&mut self, function: &str, file: &str) {
         let is = |name: &&str| function == *name || function.ends_with(&format!(".{name}"));
-        for line in LINES.iter().filter(|line| file.contains(line.file)) {
+        let is_beside = NO_OPTIMIZERS.iter().any(|other| file.ends_with(other));
+        let lines = LINES.iter().filter(|line| line.hint != Hint::Optimizer || !is_beside);
+        for line in lines.filter(|line| file.contains(line.file)) {
             if line.functions.is_empty() || line.functions.iter().any(is) {
                 self.add(line.hint);
             }

@@ -1,7 +1,8 @@
 //! Activation checkpointing (`torch.utils.checkpoint`, without reentrance): a layer keeps its inputs, and runs forward again in its backward pass.
 
 use super::layers::{self, Stretch};
-use super::program::{NEVER, Program, Purpose, Step, Tensor};
+use super::nodes::{Class, Nodes};
+use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, Chosen, Sure, Unfit};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -18,6 +19,7 @@ pub(super) fn checkpoint(
     if !matches!(chosen, Chosen::Layers(..)) {
         has_no_other_layers(recorded)?;
     }
+    let nodes = Nodes::of(program);
     let mut removed: FxHashSet<usize> = FxHashSet::default();
     let mut added: Vec<Tensor> = vec![];
     let (mut numbers, mut dropped) = (vec![], 0u64);
@@ -53,7 +55,7 @@ pub(super) fn checkpoint(
             forward += own.last().map_or(0, |it| it.time).saturating_sub(own.first().map_or(0, |it| it.time));
         }
         for stretch in &stretches {
-            let mut pass = Layers::of(program, &step, stretch);
+            let mut pass = Layers::of(program, &step, stretch, &nodes);
             for number in 0..stretch.layers.len() {
                 let is_chosen = match chosen {
                     Chosen::All => true,
@@ -91,7 +93,7 @@ pub(super) fn checkpoint(
             most - 1
         )));
     }
-    if super::nodes::Nodes::of(program).has_recurrences {
+    if nodes.has_recurrences {
         changes.note(Sure::Guess, "the model has a recurrent network in one operation of cuDNN, whose workspaces are assumed to be as recorded");
     }
     let sure = if numbers.iter().all(|n| *n == most) { Sure::Range } else { Sure::Guess };
@@ -132,6 +134,7 @@ struct Layers<'p, 'a> {
     layers: &'p [Vec<usize>],
     /// When the backward pass of each layer begins and ends.
     backward: Vec<(u64, u64)>,
+    nodes: &'p Nodes,
     /// The tensors of the forward pass as they were recorded, and the index of the first.
     recorded: Vec<Tensor>,
     first: usize,
@@ -140,11 +143,16 @@ struct Layers<'p, 'a> {
 }
 
 impl<'p, 'a> Layers<'p, 'a> {
-    fn of(program: &'p mut Program<'a>, step: &'p Step, stretch: &'p Stretch) -> Layers<'p, 'a> {
+    fn of(
+        program: &'p mut Program<'a>,
+        step: &'p Step,
+        stretch: &'p Stretch,
+        nodes: &'p Nodes,
+    ) -> Layers<'p, 'a> {
         let backward = layers::backward_of(program, step, stretch);
         let forward = program.born_within(step.begin, step.passes[0].0);
         let (first, recorded) = (forward.start, program.tensors[forward].to_vec());
-        Layers { program, step, layers: &stretch.layers, backward, recorded, first, held: vec![] }
+        Layers { program, step, layers: &stretch.layers, backward, nodes, recorded, first, held: vec![] }
     }
 
     /// Holds inputs on.
@@ -220,17 +228,31 @@ impl<'p, 'a> Layers<'p, 'a> {
                 copies.insert(index, tensor.within(at, freed.max(at + 1)));
             }
         }
-        // Nothing holds it on when the layer has returned.
+        // Nothing holds it on when the layer has returned, but for what it returns: whatever takes that may keep it until its own backward
+        // pass. Where the layer keeps it too, as behind a ReLU, the recording does not show that.
         let end = layer.iter().map(|index| tensors[*index].born).max().unwrap_or(from);
+        let returned = layer.iter().copied().filter(|index| tensors[*index].freed > end).max();
+        let bytes = returned.map_or(0, |index| tensors[index].bytes);
+        let is_kept_on = keeps_input(&self.recorded, self.nodes, end, bytes);
         for index in layer {
             if is_saved(&tensors[*index]) {
-                tensors[*index].free_at(end + 1);
+                let is_kept_on = is_kept_on && Some(*index) == returned;
+                tensors[*index].free_at(if is_kept_on { begin.max(end + 1) } else { end + 1 });
             }
         }
         let mut copies: Vec<Tensor> = copies.into_values().collect();
         copies.sort_by_key(|copy| copy.born);
         added.append(&mut copies);
     }
+}
+
+/// Whether the operation that takes what a layer returned, of so many bytes, keeps it: sums and what passes on its input keep nothing. It is the
+/// next that asks for memory, but for much smaller tensors, which are not made of it.
+fn keeps_input(recorded: &[Tensor], nodes: &Nodes, end: u64, bytes: u64) -> bool {
+    const SMALLER: u64 = 8;
+    let mut next = recorded[recorded.partition_point(|it| it.born <= end)..].iter();
+    let taker = next.find(|it| it.phase == Phase::Forward && it.bytes.saturating_mul(SMALLER) >= bytes);
+    taker.is_some_and(|it| nodes.class(it.stack) != Class::Joins)
 }
 
 /// The input of a layer is held until its backward pass is over. Its first operations may keep it anyway; else it is the last that was made

@@ -43,6 +43,17 @@ pub(super) fn are_all_known(program: &Program<'_>) -> bool {
     state == 0 || state.abs_diff(gradients * of_each) <= state / 100
 }
 
+/// Whether much of the model has no gradients, as a frozen tower, a mean of the weights or another model beside it. Buffers are small.
+pub(super) fn has_untrained(program: &Program<'_>) -> bool {
+    let Some(step) = program.steps.iter().find(|step| !step.gradients.is_empty()) else { return false };
+    let sizes: Vec<u64> = step.gradients.iter().map(|index| program.tensors[*index].bytes).collect();
+    let bytes = |index: usize| program.tensors[index].bytes;
+    let trained: u64 = program.parameters_of(&sizes).into_iter().flatten().map(bytes).sum();
+    let is_held = |it: &&Tensor| it.purpose == Purpose::Parameter && it.is_held_at(step.begin);
+    let all: u64 = program.tensors.iter().filter(is_held).map(|it| it.bytes).sum();
+    all.saturating_sub(trained) > all / 20
+}
+
 /// Gradients that are freed with each step (`set_to_none=True`).
 ///
 /// # Errors
@@ -205,11 +216,11 @@ pub(super) fn freeze(
         n_frozen = n_frozen.max(frozen.len());
         let frozen: FxHashSet<usize> = frozen.into_iter().map(|number| in_order[number]).collect();
         let trained: Vec<usize> = trained.into_iter().map(|number| in_order[number]).collect();
-        let Some(last) = trained.iter().map(|index| program.tensors[*index].node).max() else {
+        let Some(last) = last_of(program, step, &trained) else {
             return Err(Unfit("nothing would be trained".into()));
         };
         removed.extend(without_gradients(program, step, &frozen, Some(last)));
-        removed.extend(without_frozen_branches(program, step, &trained, end));
+        removed.extend(without_frozen_branches(program, step, &trained, last, end));
         release_factors(program, step, &frozen, end);
         release_unsaved(program, step, last, end);
         let trained: FxHashSet<usize> = trained.into_iter().collect();
@@ -218,6 +229,30 @@ pub(super) fn freeze(
     program.retain(|index, _| !removed.contains(&index));
     program.settle();
     Ok(n_frozen)
+}
+
+/// The last operation that makes one of these gradients, or adds to it, as where a loop uses a parameter again and again: the gradient is the
+/// first that was made, and the others were freed at once.
+fn last_of(program: &Program<'_>, step: &super::program::Step, gradients: &[usize]) -> Option<u32> {
+    let own = gradients.iter().map(|index| &program.tensors[*index]);
+    let mut made: FxHashMap<(u32, u64), u64> = FxHashMap::default();
+    let mut last = None;
+    for it in own {
+        last = last.max(Some(it.node));
+        let first = made.entry((it.stack.0, it.bytes)).or_insert(it.born);
+        *first = it.born.min(*first);
+    }
+    let (start, end) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
+    let pass = &program.tensors[program.born_within(start, end + 1)];
+    for (at, it) in pass.iter().enumerate() {
+        let is_again = made.get(&(it.stack.0, it.bytes)).is_some_and(|first| *first < it.born);
+        if is_again && it.node > 0 && it.purpose == Purpose::Temporary {
+            // What goes to the next operation is freed when that has begun.
+            let next = pass[at..].iter().find(|other| other.node > it.node).map_or(NEVER, |other| other.born);
+            last = last.max((it.freed < next).then_some(it.node));
+        }
+    }
+    last
 }
 
 /// Gradients in the order of the model's parameters. An optimizer with groups clears them group by group, and each group is in that order: the
@@ -325,6 +360,7 @@ fn without_frozen_branches(
     program: &mut Program<'_>,
     step: &super::program::Step,
     trained: &[usize],
+    last: u32,
     end: End,
 ) -> FxHashSet<usize> {
     let of_trained: FxHashSet<u32> = trained.iter().map(|index| program.tensors[*index].node).collect();
@@ -350,13 +386,61 @@ fn without_frozen_branches(
             is_over.insert(*node);
         }
     }
+    let unused = unused_operations(program, &kept, &of_trained, last);
     for (node, index) in &kept.tensors {
-        if is_over.contains(&kept.nodes[*node].1) && program.tensors[*index].born < first {
+        let number = kept.nodes[*node].1;
+        let is_of_frozen = is_over.contains(&number) && program.tensors[*index].born < first;
+        if is_of_frozen || unused.contains(&number) {
             kept.release(program, *index);
         }
     }
+    is_over.extend(unused);
     let of_pass = program.born_within(kept.pass.0, kept.pass.1 + 1);
     of_pass.filter(|index| is_over.contains(&program.tensors[*index].node)).collect()
+}
+
+/// Operations before the node `last` whose gradients only frozen parameters would take: what the first of them makes is held until after
+/// that node, and others at the same place add to it, as where a loop looks up what a frozen encoder made. With them go those that make
+/// gradients for them alone.
+fn unused_operations(
+    program: &Program<'_>,
+    kept: &Kept,
+    of_trained: &FxHashSet<u32>,
+    last: u32,
+) -> FxHashSet<u32> {
+    let own: Vec<&[Tensor]> = (0..kept.nodes.len())
+        .map(|at| {
+            let next = kept.nodes.get(at + 1).map_or(kept.pass.1 + 1, |(born, _)| *born);
+            &program.tensors[program.born_within(kept.nodes[at].0, next)]
+        })
+        .collect();
+    let begins = |at: usize| kept.nodes.get(at).map_or(kept.pass.1 + 1, |(born, _)| *born);
+    let mut unused: FxHashSet<u32> = FxHashSet::default();
+    let Some(n) = kept.nodes.iter().position(|(_, node)| *node == last) else { return unused };
+    let over = begins(n + 1);
+    let has_parameter = |at: usize| {
+        of_trained.contains(&kept.nodes[at].1) || own[at].iter().any(|it| it.purpose == Purpose::Gradient)
+    };
+    // What is made here and outlives its operation.
+    let made = |at: usize| own[at].iter().filter(move |it| it.node > 0 && it.freed > begins(at + 1));
+    let mut added_to: FxHashSet<(u32, u64)> = FxHashSet::default();
+    for at in (0..n).filter(|at| !has_parameter(*at)) {
+        let is_held = made(at).next().is_some() && made(at).all(|it| it.freed > over && it.freed != NEVER);
+        let adds = || own[at].iter().any(|it| added_to.contains(&(it.stack.0, it.bytes)));
+        if is_held || adds() {
+            unused.insert(kept.nodes[at].1);
+        }
+        if is_held {
+            added_to.extend(made(at).map(|it| (it.stack.0, it.bytes)));
+        }
+    }
+    for at in (0..n).rev().filter(|at| !has_parameter(*at)) {
+        let is_next = kept.nodes.get(at + 1).is_some_and(|(_, next)| unused.contains(next));
+        if is_next && made(at).next().is_some() && made(at).all(|it| it.freed <= begins(at + 2)) {
+            unused.insert(kept.nodes[at].1);
+        }
+    }
+    unused
 }
 
 /// A product of two tensors, element by element, keeps each for the gradient of the other: where one is a frozen parameter, as the weight of an

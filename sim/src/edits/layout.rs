@@ -2,6 +2,8 @@
 //!
 //! What NCCL itself holds is not PyTorch's memory and not part of it.
 
+use rustc_hash::FxHashMap;
+
 use super::layers;
 use super::optimizer::{Optimizer, Way, install};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
@@ -240,16 +242,16 @@ impl Sharding {
                 it.purpose == Purpose::Parameter && it.phase == Phase::Outside
             })
             .collect();
-        let bytes = |index: &usize| program.tensors[*index].bytes;
-        let (mut of_copies, mut of_all): (Vec<u64>, Vec<u64>) =
-            (copies.iter().map(bytes).collect(), self.sizes.clone());
-        of_copies.sort_unstable();
-        of_all.sort_unstable();
-        if of_copies == of_all {
-            for index in copies {
-                let tensor = &mut program.tensors[index];
-                tensor.bytes = part(tensor.bytes, self.n);
-            }
+        // Size by size: others were made outside of the model, too.
+        let mut left: FxHashMap<u64, Vec<usize>> = FxHashMap::default();
+        for index in copies {
+            left.entry(program.tensors[index].bytes).or_default().push(index);
+        }
+        let found: Option<Vec<usize>> =
+            self.sizes.iter().map(|bytes| left.get_mut(bytes).and_then(Vec::pop)).collect();
+        for index in found.into_iter().flatten() {
+            let tensor = &mut program.tensors[index];
+            tensor.bytes = part(tensor.bytes, self.n);
         }
     }
 

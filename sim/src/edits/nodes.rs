@@ -56,7 +56,8 @@ const FULL: &[&str] = &[
     "CtcLoss",
     "CudnnCtcLoss",
     "Pow",
-    "Exp",
+    "ExpBackward",
+    "Expm1",
     "Log",
     "Rsqrt",
     "Reciprocal",
@@ -73,11 +74,18 @@ const FULL: &[&str] = &[
     "Erfinv",
     "Softplus",
     "Softmin",
-    "Dist",
+    "DistBackward",
+    "Cdist",
+    "Pdist",
     "Renorm",
     "Grid",
+    "CudnnGrid",
 ];
 const GATHERS: &[&str] = &["Index", "Gather", "Scatter", "Take", "Segment"];
+/// Of those in 32 bits, the ones whose backward pass needs what they made: it is kept beside a copy in 16 bits.
+const SAVES_OUTPUT: &[&str] = &["Softmax", "LogSoftmax", "ExpBackward", "Rsqrt", "Reciprocal"];
+/// Activations that may change their input in place, and then need it in the backward pass.
+const IN_PLACE: &[&str] = &["Relu", "LeakyRelu", "Elu", "Hardtanh", "Threshold"];
 /// Those that a loss is made of.
 const LOSS: &[&str] = &["LogSoftmax", "NllLoss", "CrossEntropy", "BinaryCrossEntropy", "KlDiv"];
 
@@ -86,6 +94,9 @@ pub(super) struct Nodes {
     /// By the number that stacks with the same frames share.
     classes: FxHashMap<u32, Class>,
     losses: FxHashSet<u32>,
+    grids: FxHashSet<u32>,
+    saves_output: FxHashSet<u32>,
+    activations: FxHashSet<u32>,
     /// Of each stack, that number.
     frames: Vec<u32>,
     /// Names of nodes show that the program runs under autocast already.
@@ -107,7 +118,8 @@ impl Nodes {
         let frames: Vec<u32> = stacks.lists.iter().map(|list| number(&list[..])).collect();
         let starts = |name: &str, list: &[&str]| list.iter().any(|start| name.starts_with(start));
         let mut classes: FxHashMap<u32, Class> = FxHashMap::default();
-        let (mut losses, mut has_casts) = (FxHashSet::default(), false);
+        let mut has_casts = false;
+        let [mut losses, mut grids, mut saves_output, mut activations] = <[FxHashSet<u32>; 4]>::default();
         for (stack, name) in &stacks.nodes {
             let Some(frames) = frames.get(stack.0 as usize) else { continue };
             let class = match &**name {
@@ -120,6 +132,15 @@ impl Nodes {
             has_casts |= name.starts_with("ToCopy");
             if starts(name, LOSS) {
                 losses.insert(*frames);
+            }
+            if name.contains("GridSampler") {
+                grids.insert(*frames);
+            }
+            if starts(name, SAVES_OUTPUT) {
+                saves_output.insert(*frames);
+            }
+            if starts(name, IN_PLACE) {
+                activations.insert(*frames);
             }
             let known = classes.entry(*frames).or_insert(class);
             // A line may do several things: a product decides.
@@ -134,6 +155,9 @@ impl Nodes {
             has_names: !stacks.nodes.is_empty(),
             classes,
             losses,
+            grids,
+            saves_output,
+            activations,
             frames,
             has_casts,
         }
@@ -145,6 +169,16 @@ impl Nodes {
 
     pub(super) fn class(&self, stack: StackId) -> Class {
         self.classes.get(&self.frames(stack)).copied().unwrap_or(Class::Joins)
+    }
+
+    /// Whether it looks up places of a grid, of which a trained one has a gradient as large as itself.
+    pub(super) fn is_grid(&self, stack: StackId) -> bool {
+        self.grids.contains(&self.frames(stack))
+    }
+
+    /// Whether its backward pass needs what it made.
+    pub(super) fn saves_output(&self, stack: StackId) -> bool {
+        self.saves_output.contains(&self.frames(stack))
     }
 
     pub(super) fn is_loss(&self, stack: StackId) -> bool {
@@ -176,11 +210,21 @@ struct Made {
 
 /// The products of a step, each with its node: the last of a line in the forward pass is the first in the backward pass.
 pub(super) fn products(program: &Program<'_>, step: &Step, nodes: &Nodes) -> Vec<Product> {
+    operations(program, step, nodes, &|stack| nodes.class(stack) == Class::Half)
+}
+
+/// The same of other operations.
+pub(super) fn operations(
+    program: &Program<'_>,
+    step: &Step,
+    nodes: &Nodes,
+    is_one: &dyn Fn(StackId) -> bool,
+) -> Vec<Product> {
     let parts = parts(program, step);
     let mut forward: FxHashMap<u32, Vec<usize>> = FxHashMap::default();
     for index in program.born_within(step.begin, step.passes[0].0) {
         let it = &program.tensors[index];
-        if it.phase == Phase::Forward && it.freed != NEVER && nodes.class(it.stack) == Class::Half {
+        if it.phase == Phase::Forward && it.freed != NEVER && is_one(it.stack) {
             forward.entry(nodes.frames(it.stack)).or_default().push(index);
         }
     }
@@ -188,7 +232,7 @@ pub(super) fn products(program: &Program<'_>, step: &Step, nodes: &Nodes) -> Vec
     let end = step.passes[step.passes.len() - 1].1;
     for index in program.born_within(step.passes[0].0, end + 1) {
         let it = &program.tensors[index];
-        if it.node == 0 || nodes.class(it.stack) != Class::Half {
+        if it.node == 0 || !is_one(it.stack) {
             continue;
         }
         let own = backward.entry(nodes.frames(it.stack)).or_default();
@@ -221,6 +265,27 @@ pub(super) fn products(program: &Program<'_>, step: &Step, nodes: &Nodes) -> Vec
     }
     products.sort_by_key(|product| product.output);
     products
+}
+
+/// Outputs of norms and others in 32 bits that an activation changes in place: it asks for nothing in the forward pass, and its node comes just
+/// before theirs.
+pub(super) fn changed_in_place(program: &Program<'_>, step: &Step, nodes: &Nodes) -> FxHashSet<usize> {
+    let forward = &program.tensors[program.born_within(step.begin, step.passes[0].0)];
+    let asks: FxHashSet<u32> = forward.iter().map(|it| nodes.frames(it.stack)).collect();
+    let end = step.passes[step.passes.len() - 1].1;
+    let backward = &program.tensors[program.born_within(step.passes[0].0, end + 1)];
+    let is_in_place = |stack: StackId| {
+        let frames = nodes.frames(stack);
+        nodes.activations.contains(&frames) && !asks.contains(&frames)
+    };
+    let in_place: FxHashSet<u32> =
+        backward.iter().filter(|it| it.node > 0 && is_in_place(it.stack)).map(|it| it.node).collect();
+    let is_changed = |product: &Product| {
+        let first = program.born_within(product.node.0, product.node.0 + 1);
+        program.tensors[first].first().is_some_and(|it| in_place.contains(&(it.node.saturating_sub(1))))
+    };
+    let in_full = operations(program, step, nodes, &|stack| nodes.class(stack) == Class::Full);
+    in_full.iter().filter(|product| is_changed(product)).map(|product| product.output).collect()
 }
 
 /// Parts of gradients of parameters that are used more than once: freed when their sum is there.

@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::gradients::{release_factors, without_gradients};
 use super::holds::Holds;
-use super::nodes::{Class, Nodes, Product, parts, products};
+use super::nodes::{Class, Nodes, Product, changed_in_place, operations, parts, products};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, End, Sure, Unfit};
 
@@ -123,6 +123,10 @@ impl Casting {
     fn autocast(&mut self, program: &mut Program<'_>, step: &Step) {
         let products = products(program, step, &self.nodes);
         let by_output: FxHashMap<usize, Product> = products.into_iter().map(|it| (it.output, it)).collect();
+        let grids = operations(program, step, &self.nodes, &|stack| self.nodes.is_grid(stack));
+        let by_output_of_grid: FxHashMap<usize, Product> =
+            grids.into_iter().map(|it| (it.output, it)).collect();
+        let in_place = changed_in_place(program, step, &self.nodes);
         let own = program.born_within(step.begin, step.passes[0].0);
         let start = step.passes[0].0;
         let is_kept = |it: &Tensor| it.freed > start && it.freed != NEVER;
@@ -161,14 +165,18 @@ impl Casting {
             };
             match (class, last) {
                 (Class::Half, Some(last)) => {
-                    // Several products in a row take the same input: each casts it.
+                    // Several products in a row take the same input: each casts it. What one call asks for after its first output, as an
+                    // einsum of several operands, it makes of what it has cast.
+                    let is_same_call = last.is_half && recorded[last.index - own.start].stack == it.stack;
                     let from = if last.is_half { input } else { Some(last.index) };
                     input = from;
-                    if let Some(from) = from {
+                    if let Some(from) = from.filter(|_| !is_same_call) {
                         let whole = recorded[from - own.start];
                         let freed = if is_kept(&whole) { whole.freed } else { it.born + 2 };
                         self.temporary(whole.bytes.div_ceil(2), it.born - 1, freed);
-                        if is_kept(&whole) && program.tensors[from].freed != NEVER {
+                        // Beside the copy it stays in 32 bits if its own operation needs it.
+                        let is_needed = self.nodes.saves_output(whole.stack) || in_place.contains(&from);
+                        if is_kept(&whole) && program.tensors[from].freed != NEVER && !is_needed {
                             program.tensors[from].free_at(it.born + 3);
                         }
                     }
@@ -186,6 +194,17 @@ impl Casting {
                     input = None;
                 }
                 _ => input = if class == Class::Half { input } else { None },
+            }
+            // A grid is looked up in the format of the places, in 32 bits: each look-up casts the whole of it, and keeps that.
+            if let Some(product) = by_output_of_grid.get(&index) {
+                let bytes = input_bytes(program, product);
+                let is_grid = |other: &&usize| {
+                    let other = recorded[**other - own.start];
+                    other.bytes == bytes && other.freed > it.born
+                };
+                if halves.iter().any(|other| is_grid(&other)) {
+                    self.temporary(bytes, it.born - 1, product.node.1 + 3);
+                }
             }
             if is_half {
                 halves.insert(index);

@@ -269,6 +269,87 @@ fn checkpointed_layers_keep_their_inputs() {
 }
 
 #[test]
+fn what_a_checkpointed_layer_returns_is_held_where_the_next_operation_keeps_it() {
+    let first = Edits {
+        optimizer: Some(Optimizer::Sgd),
+        set_to_none: Some(false),
+        checkpoint: Some(Chosen::Layers(0, 0)),
+        ..NONE
+    };
+    let (mut stream, understood) = training();
+    assert_eq!(peak_of((stream.clone(), understood.clone()), first), 111 - 8);
+    // A norm keeps what it takes.
+    let mut stacks = stacks();
+    let norm = StackId(stacks.lists.len() as u32);
+    stacks.lists.push([2, 1, 0].into());
+    stacks.nodes.insert(norm, Arc::from("NativeLayerNormBackward0"));
+    stream.stacks = Arc::new(stacks);
+    assert_eq!(peak_of((stream, understood), first), 111);
+}
+
+/// An encoder of 10 MiB of parameters, which keeps 8, and a decoder of as much that looks up twice what the encoder made: each time the
+/// look-up keeps 20 MiB, and its gradient of 30 MiB is added to that of the other. Two steps.
+fn recurrent() -> (OpStream, Understood) {
+    const LOOK: u32 = 6;
+    const LOOK_BACK: u32 = 7;
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    for _ in 0..2 {
+        it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
+    }
+    for _ in 0..2 {
+        let encoded = it.ask(8, LAYER, Purpose::Activation, Phase::Forward);
+        let mut turns = vec![];
+        for _ in 0..2 {
+            let looked = it.ask(20, LOOK, Purpose::Activation, Phase::Forward);
+            turns.push([looked, it.ask(4, SCRATCH, Purpose::Activation, Phase::Forward)]);
+        }
+        let mut sum = None;
+        let mut of_decoder = None;
+        for [looked, kept] in turns.into_iter().rev() {
+            let back = it.ask(4, LOSS, Purpose::Temporary, Phase::Backward);
+            let purpose = if of_decoder.is_some() { Purpose::Temporary } else { Purpose::Gradient };
+            let own = it.ask(10, LOSS, purpose, Phase::Backward);
+            it.free(kept);
+            match of_decoder {
+                Some(_) => it.free(own),
+                None => {
+                    it.passes.push((back, back));
+                    of_decoder = Some(own);
+                }
+            }
+            let grid = it.ask(30, LOOK_BACK, Purpose::Temporary, Phase::Backward);
+            it.free(looked);
+            it.free(back);
+            match sum {
+                Some(_) => it.free(grid),
+                None => sum = Some(grid),
+            }
+        }
+        let of_encoder = it.ask(10, BACK, Purpose::Gradient, Phase::Backward);
+        it.passes.last_mut().expect("it has begun").1 = of_encoder;
+        it.free(encoded);
+        sum.into_iter().for_each(|sum| it.free(sum));
+        it.free(of_encoder);
+        of_decoder.into_iter().for_each(|own| it.free(own));
+    }
+    let mut stream = it.builder.finish();
+    let mut stacks = stacks();
+    stacks.lists.extend([Box::from([6, 1, 0]), Box::from([6, 1, 0])]);
+    stacks.nodes.insert(StackId(LOOK_BACK), Arc::from("GridSampler2DBackward0"));
+    stacks.nodes.insert(StackId(LOSS), Arc::from("ConvolutionBackward0"));
+    stream.stacks = Arc::new(stacks);
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+#[test]
+fn what_looks_up_a_frozen_encoder_keeps_nothing() {
+    // In the backward pass of the first turn: the decoder's gradient, that of the second look-up, and this one's, until it is added.
+    assert_eq!(peak_of(recurrent(), NONE), 20 + 8 + 20 + 4 + 10 + 2 * 30);
+    // In the forward pass: what the encoder made, and the first look-up.
+    assert_eq!(peak_of(recurrent(), Edits { freeze: Some(0.5), ..NONE }), 20 + 8 + 20);
+}
+
+#[test]
 fn a_frozen_part_has_no_gradients_and_no_state() {
     // One of three: two gradients, their state and roots.
     assert_eq!(peak(Edits { freeze: Some(0.34), ..NONE }), 30 + 40 + 20 + 20 + 8);
