@@ -109,10 +109,13 @@ def promised(verdict, report, before, program):
         return Promise("allocated", last, allocated)
     if "lower, at" in remark:
         return Promise("allocated", last, last)
+    if "and stays" in remark:
+        return Promise("allocated", allocated, allocated)
     if "pool keeps at least" in remark:
+        # In the recorded order of captures, as replayed; the remedied program captures the largest first.
         rest = reserved - sizes(verdict["what"])[0]
-        return Promise("reserved", rest + first, reserved)
-    if "stream keeps" in remark:
+        return Promise("reserved", rest + first, rest + last if last > first else reserved)
+    if "stream keeps" in remark and "lower, at" not in remark:
         rest = allocated - sizes(verdict["what"])[0]
         return Promise("allocated", rest + first, rest + first)
     if program.get("outside"):

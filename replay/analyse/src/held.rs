@@ -7,7 +7,7 @@ use gputrace_schemas::event::{Bytes, Frame, Nanos, StackId};
 use gputrace_sim::stacks::python_package;
 use rustc_hash::FxHashMap;
 
-use crate::holdings::{Holding, Partition, failed_at};
+use crate::holdings::{self, Holding, Partition, failed_at};
 use crate::libraries::{Offer, When, offers};
 use crate::lives::{Life, Lives, NEVER};
 use crate::piles::{self, Pile};
@@ -76,6 +76,8 @@ pub struct Holder {
     pub rising_sizes: u64,
     /// The program's line that called the model, if the stack is in one.
     pub caller: String,
+    /// The program's innermost lines of the stack, `a, called from b`.
+    pub lines: String,
     /// Blocks that models requested between the first of it and that moment.
     pub worked_since: u64,
     /// What the libraries on that stack offer against it, the innermost first.
@@ -298,6 +300,7 @@ impl HeldAt {
                 before: Bytes(0),
                 rising_sizes: 0,
                 caller: String::new(),
+                lines: String::new(),
                 worked_since: n_worked,
                 offers: vec![],
             });
@@ -319,6 +322,7 @@ impl HeldAt {
                 holder.rising_sizes = if course.falls { 0 } else { course.n_sizes };
             }
             holder.caller = caller_of_model(definitions, holder.stack).unwrap_or_default();
+            holder.lines = holdings::own_lines(definitions, holder.stack, holdings::MOST_LINES);
             holder.worked_since = n_worked - holder.worked_since;
             holder.offers = offers(definitions, holder.stack);
         }

@@ -4,36 +4,35 @@
 //! The purpose follows from the role of a block, from what its stack shows, and from the sizes of others. The peak without a holding is that
 //! of the same requests but those of the holding: the next-highest moment bounds what any remedy can save.
 
+mod lines;
+mod loops;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::{Bytes, Nanos, StackId};
-use gputrace_sim::stacks::python_package;
 use rustc_hash::{FxHashMap, FxHashSet};
+
+pub(crate) use lines::own_lines;
+use lines::{checkpointed_at, own_path, under};
+use loops::Loops;
 
 use crate::held::{HeldAt, Known, Sign, Signs};
 use crate::lives::{Life, Lives, NEVER};
-use crate::piles::{Course, Pile};
 use crate::roles::{Role, Roles};
 use gputrace_trace::Definitions;
-use gputrace_trace::backward::python_lines;
 use gputrace_trace::by_stack::ByStack;
 use gputrace_trace::interned::Interned;
 use gputrace_trace::ledger::{Ledger, SiteId, TorchOom};
 
+/// Lines of a stack that are shown.
+pub(crate) const MOST_LINES: usize = 3;
 /// Holdings of which it is computed what the peak would be without them.
 const MOST_TRIED: usize = 24;
 /// Smaller blocks say nothing about copies.
 const LEAST_WEIGHT: u64 = 1 << 16;
 /// Different sizes that a copy of weights has in common with them.
 const LEAST_SIZES: usize = 2;
-/// Lines inside of a model that a loop keeps blocks of: then it is the graph that keeps them, not a list of results.
-const LINES_OF_GRAPH: usize = 3;
-/// Blocks that layers of one call left, at least, and the part of all that they made which is still there: so many of five.
-const LEAST_OF_CALL: usize = 8;
-const MOST_OF_CALL: usize = 3;
-/// Turns of a loop of which blocks are held together.
-const LEAST_TURNS: u64 = 4;
 /// As many sets of the weights may one line have made.
 const MOST_SETS: u64 = 4;
 
@@ -95,6 +94,8 @@ pub struct Holding {
     pub site: SiteId,
     /// The program's own lines outside that one, innermost first, where others have the same line.
     pub called: String,
+    /// The innermost lines of the program under which three quarters of it were requested; empty where none is.
+    pub under: String,
     /// How much.
     pub bytes: Bytes,
     /// In how many blocks.
@@ -208,6 +209,7 @@ impl<'a> Partition<'a> {
         let then = self.then(known, at);
         let mut n_worked = 0;
         let mut found: BTreeMap<Key, (Holding, u64, FxHashMap<SiteId, u64>)> = BTreeMap::new();
+        let mut stacks: FxHashMap<Key, FxHashMap<StackId, u64>> = FxHashMap::default();
         for (idx, life) in self.lives.list.iter().enumerate() {
             if life.device == self.device && self.signs[idx].has(Sign::Forward) {
                 n_worked += 1;
@@ -222,6 +224,7 @@ impl<'a> Partition<'a> {
                 let new = Holding::new(key.0, life, self.signs[idx], called);
                 (Holding { then, ..new }, n_worked, FxHashMap::default())
             });
+            *stacks.entry(key).or_default().entry(life.stack).or_default() += life.bytes.0;
             holding.work_between = n_worked - *before;
             holding.bytes.0 += life.bytes.0;
             holding.blocks += 1;
@@ -235,10 +238,36 @@ impl<'a> Partition<'a> {
         let mut all: Vec<(Key, Holding)> = found.into_iter().map(|(key, (it, ..))| (key, it)).collect();
         all.sort_by_key(|(key, holding)| (Reverse(holding.bytes), *key));
         let tried: Vec<Key> = all.iter().take(MOST_TRIED).map(|(key, _)| *key).collect();
-        for ((_, holding), without) in all.iter_mut().zip(self.without(&tried)) {
+        for ((key, holding), without) in all.iter_mut().zip(self.without(&tried)) {
             holding.without = Some(without);
+            holding.under = stacks
+                .get(key)
+                .map_or_else(String::new, |stacks| under(known.definitions, stacks, MOST_LINES));
         }
-        all.into_iter().map(|(_, holding)| holding).collect()
+        let mut all: Vec<Holding> = all.into_iter().map(|(_, holding)| holding).collect();
+        let recomputed = all.iter_mut().find(|it| it.purpose == Purpose::BackwardTemporaries);
+        if let Some(recomputed) = recomputed {
+            recomputed.called = self.checkpointed_at(known.definitions).unwrap_or_default();
+        }
+        all
+    }
+
+    /// The program's line that calls `torch.utils.checkpoint` around most.
+    fn checkpointed_at(&self, definitions: &dyn Definitions) -> Option<String> {
+        let mut by_stack: BTreeMap<StackId, u64> = BTreeMap::new();
+        for (life, signs) in self.lives.list.iter().zip(self.signs) {
+            let is_forward = signs.has(Sign::Checkpointed) && !signs.has(Sign::Backward);
+            if life.device == self.device && is_forward {
+                *by_stack.entry(life.stack).or_default() += life.bytes.0;
+            }
+        }
+        let mut lines: BTreeMap<String, u64> = BTreeMap::new();
+        for (stack, bytes) in by_stack {
+            if let Some(line) = checkpointed_at(definitions, stack) {
+                *lines.entry(line).or_default() += bytes;
+            }
+        }
+        lines.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(line, _)| line)
     }
 
     /// The most that the device's blocks held without those of each key: exact, for the same requests.
@@ -274,6 +303,7 @@ impl Holding {
             purpose,
             site: life.site,
             called,
+            under: String::new(),
             bytes: Bytes(0),
             blocks: 0,
             largest: Bytes(0),
@@ -351,6 +381,11 @@ impl Maker<'_> {
         let copies = self.copies(&units);
         let attention = self.attention();
         let converted = self.converted(&units, is_held);
+        // The copies go together. A workspace of their size stays.
+        let is_copy =
+            |life: &&Life| converted.contains(&life.requested.0) && is_held(life) && life.died != NEVER;
+        let gone: FxHashSet<u64> =
+            self.own().map(|(_, life)| life).filter(is_copy).map(|life| life.requested.0).collect();
         let is_lasting = |role: u16| {
             matches!(
                 self.numbered(role),
@@ -372,11 +407,15 @@ impl Maker<'_> {
         if !(is_failed && trains) {
             loops.by_stack = self.uses_of_graphs(loops.by_stack, moment, is_held);
         }
+        for (stack, purpose) in self.inputs_of_graphs(&loops.by_stack, is_held) {
+            loops.by_stack.insert(stack, purpose);
+        }
         if !is_failed {
             for stack in self.graph_of_call(moment, is_held) {
                 loops.by_stack.entry(stack).or_insert(Purpose::GraphOfCall);
             }
         }
+        let joined = self.joined(held, &loops.by_stack);
         let mut functions: Interned<(String, String)> = Interned::default();
         let mut of_sites: FxHashMap<SiteId, u32> = FxHashMap::default();
         for (idx, life) in self.own() {
@@ -393,10 +432,16 @@ impl Maker<'_> {
             let copy = copies.get(&path).filter(|_| is_weight[idx] || self.is_of_program(idx));
             let key = if is_weight[idx] || copy.is_some() {
                 copy.map_or((Purpose::Weights, 0), |purpose| (*purpose, path))
-            } else if converted.contains(&life.requested.0) && signs.has(Sign::Forward) {
+            } else if converted.contains(&life.requested.0)
+                && signs.has(Sign::Forward)
+                && !signs.has(Sign::Workspace)
+                && !(life.died == NEVER && gone.contains(&life.requested.0))
+            {
                 (Purpose::Converted, 0)
             } else if let Some(purpose) = loops.by_stack.get(&life.stack) {
                 (*purpose, 0)
+            } else if joined.contains(&idx) {
+                (Purpose::Collected, 0)
             } else if is_in_attention && !matches!(self.role(idx), Some(Role::Gradients)) {
                 (Purpose::Attention, 0)
             } else {
@@ -566,7 +611,10 @@ impl Maker<'_> {
             return FxHashSet::default();
         }
         let mut made: BTreeMap<u64, u64> = BTreeMap::new();
-        let in_model = |idx: usize| self.signs[idx].has(Sign::Forward) && !self.signs[idx].has(Sign::Model);
+        let in_model = |idx: usize| {
+            let signs = self.signs[idx];
+            signs.has(Sign::Forward) && !signs.has(Sign::Model) && !signs.has(Sign::Workspace)
+        };
         for (_, life) in self.own().filter(|(idx, life)| in_model(*idx) && is_held(life)) {
             *made.entry(life.requested.0).or_default() += 1;
         }
@@ -579,105 +627,6 @@ impl Maker<'_> {
             **size >= LEAST_WEIGHT && made.get(&(**size / 2)).is_some_and(|made| made * 4 <= *n * 5 + 8)
         };
         weights.iter().filter(is_copied).map(|(size, _)| size / 2).collect()
-    }
-
-    /// Stacks of a model that a loop calls again and again, and of which every line keeps a block for each call: what autograd saved.
-    fn graphs_of_loops(&self, is_held: &impl Fn(&Life) -> bool) -> FxHashSet<StackId> {
-        let mut held: BTreeMap<StackId, u64> = BTreeMap::new();
-        for (idx, life) in self.own().filter(|(_, life)| is_held(life)) {
-            let signs = self.signs[idx];
-            let is_role = matches!(
-                self.role(idx),
-                Some(Role::Activations | Role::Serving | Role::Unknown | Role::Kept)
-            );
-            if is_role
-                && signs.has(Sign::Forward)
-                && !signs.has(Sign::Backward)
-                && !signs.has(Sign::Workspace)
-            {
-                *held.entry(life.stack).or_default() += 1;
-            }
-        }
-        // By the line that calls the outermost model: the lines of that model, and how often each stack is held.
-        let mut by_caller: BTreeMap<String, Vec<(String, StackId, u64)>> = BTreeMap::new();
-        for (stack, n) in held {
-            if let Some((caller, line)) = model_line(self.known.definitions, stack) {
-                by_caller.entry(caller).or_default().push((line, stack, n));
-            }
-        }
-        let is_looped = |stacks: &Vec<(String, StackId, u64)>| {
-            let lines: FxHashSet<&String> = stacks.iter().map(|(line, ..)| line).collect();
-            // The backward pass may have given some of them back already.
-            lines.len() >= LINES_OF_GRAPH && stacks.iter().all(|(.., n)| *n >= LEAST_TURNS)
-        };
-        let looped = by_caller.into_values().filter(is_looped).flatten();
-        looped.map(|(_, stack, _)| stack).collect()
-    }
-
-    /// Stacks of the blocks that the layers of a model made last, as far back as most of these are still there. Without gradients, a layer's
-    /// output goes when the next is there; nothing is found where a backward pass follows that needs them.
-    fn graph_of_call(&self, moment: u32, is_held: &impl Fn(&Life) -> bool) -> FxHashSet<StackId> {
-        let passes = self.roles.passes.get(&self.device).map_or(&[][..], Vec::as_slice);
-        let next = passes.iter().find(|(_, end)| *end >= moment).map_or(NEVER, |(start, _)| *start);
-        let is_made = |(idx, life): &(usize, &Life)| {
-            let signs = self.signs[*idx];
-            let is_lasting =
-                matches!(self.role(*idx), Some(Role::KvCache | Role::Parameters | Role::Weights));
-            let is_other = [Sign::Backward, Sign::Optimizer, Sign::Model, Sign::Workspace];
-            signs.has(Sign::Forward)
-                && !is_other.into_iter().any(|sign| signs.has(sign))
-                && !is_lasting
-                && life.born <= moment
-                && life.requested.0 >= LEAST_WEIGHT
-        };
-        let made: Vec<&Life> = self.own().filter(is_made).map(|(_, life)| life).collect();
-        let (mut held, mut most) = (vec![], 0);
-        for (n, life) in (1..).zip(made.iter().rev()) {
-            if is_held(life) {
-                if life.died == NEVER || life.died > next {
-                    return FxHashSet::default();
-                }
-                held.push(life.stack);
-                if held.len() * 5 >= n * MOST_OF_CALL {
-                    most = held.len();
-                }
-            }
-        }
-        held.truncate(if most >= LEAST_OF_CALL { most } else { 0 });
-        held.into_iter().collect()
-    }
-
-    /// What the backward passes show of the graphs that loops keep.
-    fn uses_of_graphs(
-        &self,
-        mut by_stack: FxHashMap<StackId, Purpose>,
-        moment: u32,
-        is_held: &impl Fn(&Life) -> bool,
-    ) -> FxHashMap<StackId, Purpose> {
-        let passes = self.roles.passes.get(&self.device).map_or(&[][..], Vec::as_slice);
-        // When the first of each stack was asked for, and when they went.
-        let mut graphs: FxHashMap<StackId, (u32, Vec<u32>)> = FxHashMap::default();
-        for (_, life) in self.own().filter(|(_, life)| is_held(life)) {
-            if by_stack.get(&life.stack) == Some(&Purpose::GraphOfLoop) {
-                let (born, died) = graphs.entry(life.stack).or_insert_with(|| (life.born, vec![]));
-                (*born, _) = ((*born).min(life.born), died.push(life.died));
-            }
-        }
-        // Layers of one loop go the same way: that of the oldest.
-        let Some(born) = graphs.values().map(|(born, _)| *born).min() else { return by_stack };
-        let mut died: Vec<u32> = graphs.into_values().flat_map(|(_, died)| died).collect();
-        died.sort_unstable();
-        let gone = died[died.len() / 2];
-        let n_over = passes.iter().filter(|(start, end)| born < *start && *end <= moment).count() as u64;
-        let is_used = passes.iter().any(|(start, end)| *end >= moment && *start < gone);
-        let purpose = match (n_over, is_used) {
-            (LEAST_TURNS.., _) => Purpose::GraphRetained,
-            (_, false) if gone != NEVER || passes.is_empty() => Purpose::GraphUnused,
-            _ => Purpose::GraphOfLoop,
-        };
-        let of_graphs = by_stack.values_mut().filter(|it| **it == Purpose::GraphOfLoop);
-        of_graphs.for_each(|it| *it = purpose);
-        by_stack
     }
 
     fn purpose(&self, idx: usize) -> Purpose {
@@ -718,63 +667,7 @@ impl Maker<'_> {
     }
 }
 
-/// What loops of the program keep, by stack.
-struct Loops {
-    by_stack: FxHashMap<StackId, Purpose>,
-    /// Where the loop is that collects most.
-    looped_at: String,
-}
-
-impl Loops {
-    fn of(held: &HeldAt, graphs: FxHashSet<StackId>, is_lasting: impl Fn(u16) -> bool) -> Loops {
-        let mut lines: FxHashMap<&str, (FxHashSet<SiteId>, u64)> = FxHashMap::default();
-        let is_result = |pile: &&Pile| pile.course == Course::Collected && !is_lasting(pile.role);
-        let piles = || held.piles.iter().filter(is_result);
-        for pile in piles().filter(|pile| pile.is_in_model) {
-            let (sites, each) = lines.entry(&pile.looped_at).or_default();
-            *each += pile.blocks / pile.turns;
-            sites.insert(pile.site);
-        }
-        // Several lines, or several blocks in each turn.
-        let purpose = |looped_at: &str| match lines.get(looped_at) {
-            Some((sites, each)) if sites.len() >= LINES_OF_GRAPH || *each > LINES_OF_GRAPH as u64 => {
-                Purpose::GraphOfLoop
-            }
-            Some(_) | None => Purpose::Collected,
-        };
-        let graphs = graphs.into_iter().map(|stack| (stack, Purpose::GraphOfLoop));
-        let looped_at = piles().next().map_or_else(String::new, |pile| pile.looped_at.clone());
-        let by_stack = piles().map(|pile| (pile.stack, purpose(&pile.looped_at))).chain(graphs);
-        Loops { by_stack: by_stack.collect(), looped_at }
-    }
-}
-
 /// The request of PyTorch's that failed at that time.
 pub(crate) fn failed_at(ledger: &Ledger, device: i16, time: Nanos) -> Option<&TorchOom> {
     ledger.devices().get(&device)?.torch.as_ref()?.ooms.last().filter(|error| error.time == time)
-}
-
-/// The program's lines outside of the outermost model of a stack, and the line of that model.
-fn model_line(definitions: &dyn Definitions, id: StackId) -> Option<(String, String)> {
-    let mut lines: Vec<(&str, &str, u32)> = python_lines(definitions, definitions.stack(id)?).collect();
-    lines.reverse();
-    let is_call = |(function, file, _): &(&str, &str, u32)| {
-        file.ends_with("/torch/nn/modules/module.py") && function.ends_with("_call_impl")
-    };
-    let outermost = lines.iter().position(is_call)?;
-    let (_, file, line) = lines[outermost..].iter().find(|line| !is_call(line))?;
-    let own: Vec<String> = lines[..outermost].iter().copied().filter_map(own_line).collect();
-    Some((own.join(", "), format!("{file}:{line}")))
-}
-
-/// The program's own lines of a stack, innermost first.
-fn own_path(definitions: &dyn Definitions, id: StackId) -> String {
-    let Some(stack) = definitions.stack(id) else { return String::new() };
-    let own: Vec<String> = python_lines(definitions, stack).filter_map(own_line).collect();
-    own.join(", called from ")
-}
-
-/// A line in words, if it is of the program and not of a package.
-fn own_line((function, file, line): (&str, &str, u32)) -> Option<String> {
-    python_package(file).is_none().then(|| format!("{function} ({file}:{line})"))
 }

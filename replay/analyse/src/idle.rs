@@ -41,6 +41,8 @@ pub struct Idle {
     pub function: String,
     /// When it requested memory last.
     pub over: Nanos,
+    /// The most that the device's blocks would have held, had these gone then.
+    pub peak_without: Bytes,
 }
 
 /// What one line of the program holds: of each stack its bytes.
@@ -124,11 +126,11 @@ pub(crate) fn of(
     for (function, file) in own.iter().skip(1) {
         let is_inside =
             |lines: &[(String, String)]| lines.iter().any(|(name, of)| name == function && of == file);
-        let (mut inside, mut after, mut n_after, mut over) = (0, 0, 0, Nanos(0));
+        let (mut inside, mut after, mut n_after, mut over, mut last) = (0, 0, 0, Nanos(0), 0);
         for life in lives.list.iter().filter(|life| life.device == device && life.born < gone) {
             let (lines, is_work) = facts(life.stack);
             if is_inside(&lines) {
-                (inside, over) = (inside + usize::from(is_work), life.since);
+                (inside, over, last) = (inside + usize::from(is_work), life.since, life.born);
                 (after, n_after) = (0, 0);
             } else {
                 (after, n_after) = (after + usize::from(is_work), n_after + 1);
@@ -136,8 +138,23 @@ pub(crate) fn of(
         }
         if inside >= LEAST_WORK && after >= LEAST_WORK && f64::from(n_after) >= LEAST_AFTER * n_all as f64 {
             let function = (*function).to_owned();
-            return Some(Idle { device, site, bytes: Bytes(bytes), blocks, function, over });
+            let peak_without = peak_without(lives, device, last, stays);
+            return Some(Idle { device, site, bytes: Bytes(bytes), blocks, function, over, peak_without });
         }
     }
     None
+}
+
+/// The most that a device's blocks held, but from a moment on without these.
+fn peak_without(lives: &Lives, device: i16, from: u32, is_idle: impl Fn(&&Life) -> bool) -> Bytes {
+    let (mut held, mut idle, mut most) = (0_u64, 0_u64, 0_u64);
+    for (moment, idx) in (0_u32..).zip(lives.moments()) {
+        let Some(life) = lives.list.get(*idx as usize).filter(|life| life.device == device) else { continue };
+        let is_born = life.born == moment;
+        let change = |now: u64| if is_born { now + life.bytes.0 } else { now.saturating_sub(life.bytes.0) };
+        held = change(held);
+        idle = if is_idle(&life) { change(idle) } else { idle };
+        most = most.max(held.saturating_sub(if moment > from { idle } else { 0 }));
+    }
+    Bytes(most)
 }

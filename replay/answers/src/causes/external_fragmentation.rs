@@ -99,7 +99,21 @@ pub(crate) fn setting(facts: &Facts<'_>, recorded: Option<&Remedy>, best: &Remed
 }
 
 /// The device of which most lies unused, its books, and the line that mostly requested what did not fit there.
-pub(super) fn wasted<'a>(facts: &Facts<'a>) -> Option<(i16, &'a TorchBooks, SiteId)> {
+pub(super) type Wasted<'a> = (i16, &'a TorchBooks, SiteId);
+
+/// Where that grew to the end, or there is no room for it.
+pub(super) fn wasted<'a>(facts: &Facts<'a>) -> Option<Wasted<'a>> {
+    most_unused(facts).filter(|(ordinal, torch, _)| !is_settled(facts, *ordinal, torch))
+}
+
+/// Where there is room for it, and more lies unused than was in use.
+pub(super) fn wasted_with_room<'a>(facts: &Facts<'a>) -> Option<Wasted<'a>> {
+    most_unused(facts).filter(|(ordinal, torch, _)| {
+        torch.reserved.peak.0 / 2 > torch.allocated.peak.0 && is_settled(facts, *ordinal, torch)
+    })
+}
+
+fn most_unused<'a>(facts: &Facts<'a>) -> Option<Wasted<'a>> {
     // What a failed request needs is found by replaying the run up to it.
     if matches!(facts.failure, Some(Failure::Torch(..))) {
         return None;
@@ -111,9 +125,6 @@ pub(super) fn wasted<'a>(facts: &Facts<'a>) -> Option<(i16, &'a TorchBooks, Site
     let unused = |torch: &TorchBooks| torch.reserved.peak.0.saturating_sub(torch.allocated.peak.0);
     let (ordinal, torch, site) = devices.max_by_key(|(_, torch, _)| unused(torch))?;
     let unused = unused(torch);
-    if is_settled(facts, ordinal, torch) {
-        return None;
-    }
     // These are other causes.
     if super::record_stream::waiting(torch).is_some_and(|waiting| waiting.0 * 2 >= unused) {
         return None;

@@ -3,14 +3,16 @@
 use std::cell::OnceCell;
 
 use gputrace_schemas::event::{Bytes, NO_DEVICE};
-use gputrace_sim::ops::OpStream;
+use gputrace_sim::ops::{History, OpStream};
 use gputrace_sim::stacks::python_package;
+use gputrace_sim::whatif::{Laboratory, Question};
 
 use super::Case;
 use crate::caught::CaughtOom;
 use crate::leaks::GrowingSite;
 use crate::postmortem::Postmortem;
 use crate::remedies::{Remedy, Trial};
+use gputrace_analyse::doubts;
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
 use gputrace_analyse::lifetimes::Lifetimes;
 use gputrace_analyse::sets::Sets;
@@ -306,6 +308,22 @@ impl<'a> Facts<'a> {
     pub fn stream_of(&self, ordinal: i16) -> Option<&'a OpStream> {
         let devices = &self.requests()?.devices;
         devices.iter().find(|stream| i64::from(stream.device) == i64::from(ordinal))
+    }
+
+    /// What PyTorch would have reserved for the requests to a device, had they been changed so; none where the run itself cannot be replayed.
+    #[must_use]
+    pub(super) fn reserved_if(&self, ordinal: i16, change: impl FnOnce(&mut OpStream)) -> Option<Bytes> {
+        let stream = self.stream_of(ordinal).filter(|it| matches!(it.history, History::Complete))?;
+        let check = Laboratory::new(stream).ok()?.self_check(None);
+        if doubts::doubt(stream, &check).is_some() {
+            return None;
+        }
+        let options = stream.settings.options.clone().unwrap_or_default();
+        let mut changed = stream.clone();
+        change(&mut changed);
+        let question = Question::torch(check.torch_version, &options);
+        let outcome = Laboratory::of_prediction(&changed).guess(&question).ok()?;
+        Some(Bytes(outcome.books.reserved.peak))
     }
 
     /// Memory that keeps growing, most first: where a request failed, on its device, and where it is much of what was held.

@@ -408,8 +408,11 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
     let sum = Bytes(all.iter().fold(0, |sum: u64, site| sum.saturating_add(site.left().0)));
     let (others, together) = match all.len() {
         0 | 1 => (String::new(), String::new()),
-        2 => ("; another line also grows".to_owned(), format!(", {} in all", bytes(sum))),
-        n => (format!("; {} other lines also grow", count(n as u64 - 1)), format!(", {} in all", bytes(sum))),
+        2 => (format!("; another line also grows{}", other(facts, site)), format!(", {} in all", bytes(sum))),
+        n => (
+            format!("; {} other lines also grow{}", count(n as u64 - 1), other(facts, site)),
+            format!(", {} in all", bytes(sum)),
+        ),
     };
     let here = if all.len() > 1 { format!(", {} of it here", bytes(site.left())) } else { String::new() };
     let (what, worth) = match facts.failure {
@@ -445,6 +448,21 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
         fix: Fix::words(fix, worth),
         verb: "leaks",
     }
+}
+
+/// The line of the program that grows most beside this one: what keeps both may be nearer to it.
+fn other(facts: &Facts<'_>, site: &GrowingSite) -> String {
+    let is_other = |it: &Grown<'_>| {
+        !std::ptr::eq(it.site, site)
+            && it.site.named.site != site.named.site
+            && it.site.place.is_some_and(|place| facts.is_own(place.site))
+    };
+    let other = facts.all_grown().find(is_other);
+    let lines = |it: Grown<'_>| match it.holder.filter(|holder| !holder.lines.is_empty()) {
+        Some(holder) => format!(" ({})", holder.lines),
+        None => format!(" ({})", it.site.named.site),
+    };
+    other.map_or_else(String::new, lines)
 }
 
 /// How sure it is that a line grows: of the statement that is made.

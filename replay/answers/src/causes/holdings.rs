@@ -26,6 +26,8 @@ const MUCH: (u64, u64) = (2, 5);
 const LEAST_RESULTS: u64 = 8;
 /// Layers have as many blocks of one line at least.
 const LEAST_LAYERS: u64 = 4;
+/// Less memory than this needs no line.
+const LEAST_SHOWN: u64 = 1 << 20;
 /// Lines that are named of what a program needs most of.
 const MOST_LINES: usize = 2;
 /// Larger numbers of tensors are no data set that is kept whole.
@@ -153,7 +155,7 @@ const REMEDIES: &[Remedy] = &[
         is: |facts, _, it| facts.growing().is_empty() && !it.signs.has(Sign::NoGrad),
         what: |it| {
             format!(
-                "activations that a loop's graph holds until the loop ends ({} blocks of several layers), though no backward pass needs them",
+                "activations and inputs that a loop's graph holds until the loop ends ({} blocks), though no backward pass needs them",
                 count(it.blocks)
             )
         },
@@ -310,6 +312,34 @@ const REMEDIES: &[Remedy] = &[
         fix: "run an optimizer step when you choose the batch size; use less state (8-bit Adam, Adafactor, SGD), or shard it (FSDP)",
     },
     Remedy {
+        purpose: Purpose::BackwardTemporaries,
+        cause: cause(
+            "one activation checkpoint around many layers",
+            "half of the peak was recomputed in the backward pass, in at least eight blocks that were held together",
+            "a checkpoint around each layer, which holds one layer's activations at a time",
+        ),
+        at_peak: Kind::Peak,
+        least: 3,
+        is: |facts, held, _| {
+            let recomputed = facts.with(|holder| {
+                holder.signs.has(Sign::Checkpointed)
+                    && holder.signs.has(Sign::Forward)
+                    && holder.signs.has(Sign::Backward)
+            });
+            recomputed.is_some_and(|(all, most)| {
+                all.0.saturating_mul(2) >= held.bytes.0 && most.blocks >= LEAST_RESULTS
+            })
+        },
+        what: |it| {
+            format!(
+                "temporaries of the backward pass, mostly activations that one checkpoint recomputed together ({} blocks)",
+                count(it.blocks)
+            )
+        },
+        sure: "likely: they were requested under `torch.utils.checkpoint` in the backward pass, and none was freed before the last",
+        fix: "checkpoint each layer by itself instead of all at once: `for layer in layers: x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)`",
+    },
+    Remedy {
         purpose: Purpose::Activations,
         cause: cause(
             "activation checkpointing of only part of the model",
@@ -462,10 +492,24 @@ fn saved(facts: &Facts<'_>, held: &HeldAt, holding: &Holding) -> Bytes {
         return holding.bytes;
     }
     let without = without(held, holding);
-    // Without `foreach`, temporaries are made for one parameter after the other.
-    let is_made_anyway = holding.purpose == Purpose::OptimizerTemporaries;
-    let stays = if is_made_anyway { holding.largest.0.min(holding.bytes.0) } else { 0 };
+    let stays = made_anyway(facts, holding).0.min(holding.bytes.0);
     Bytes(held.bytes.0.saturating_sub(without.0).min(holding.bytes.0 - stays))
+}
+
+/// What the remedied program still makes at a time.
+fn made_anyway(facts: &Facts<'_>, holding: &Holding) -> Bytes {
+    let n = match holding.purpose {
+        // For one parameter after the other: a root and a quotient, or the root alone (`_single_tensor_*`, torch/optim, 2.0 to 2.11).
+        Purpose::OptimizerTemporaries => {
+            let site = facts.site(holding.site);
+            let has_one = ["_sgd", "_adagrad", "_rmsprop", "_adamax"].iter().any(|name| site.contains(name));
+            if has_one { 1 } else { 2 }
+        }
+        // The copy that the layer that runs needs.
+        Purpose::Converted => 1,
+        _ => 0,
+    };
+    Bytes(holding.largest.0.saturating_mul(n))
 }
 
 fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) -> Case {
@@ -480,15 +524,19 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         Purpose::Collected
             | Purpose::GraphOfLoop
             | Purpose::GraphUnused
-            | Purpose::GraphRetained
             | Purpose::GraphOfCall
             | Purpose::Activations
+            | Purpose::BackwardTemporaries
             | Purpose::Temporaries
             | Purpose::Data
     );
     let (without, lower) = (bytes(Bytes(held.bytes.0.saturating_sub(saved.0))), bytes(saved));
     let worth = match (facts.failure, is_part) {
         (Some(_), _) => format!("needs up to {lower} less at that moment"),
+        // Each of these passes reaches back through all of it, and needs temporaries for that.
+        (None, _) if holding.purpose == Purpose::GraphRetained => {
+            "the backward passes become shorter, too".to_owned()
+        }
         (None, true) => format!("the peak is up to {lower} lower: without any of it, it is {without}"),
         (None, false) => {
             format!("the peak is about {lower} lower, at {without}")
@@ -497,6 +545,7 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
     let holder = facts.holders().find(|holder| holder.site == holding.site);
     let site = match (holding.purpose, holding.called.split_once(", called from ")) {
         (Purpose::Collected, _) => format!("{}, collected by {}", facts.site(holding.site), holding.called),
+        (Purpose::BackwardTemporaries, _) if !holding.called.is_empty() => holding.called.clone(),
         (Purpose::Gradients, _) if !holding.called.is_empty() => {
             format!("{}, by the backward pass of {}", facts.site(holding.site), holding.called)
         }
@@ -567,7 +616,9 @@ fn trained(facts: &Facts<'_>, most: &Holding) -> String {
 /// The lines that hold most of the weights, where there are several.
 fn lines_of(facts: &Facts<'_>, most: &Holding) -> String {
     if most.purpose != Purpose::Weights {
-        return String::new();
+        let under = if most.under.is_empty() { facts.site(most.site) } else { most.under.clone() };
+        let is_known = !under.is_empty() && facts.is_own(most.site) && most.bytes.0 >= LEAST_SHOWN;
+        return if is_known { format!(", mostly requested under {under}") } else { String::new() };
     }
     let mut lines: Vec<(SiteId, u64)> = vec![];
     for it in facts.holders().filter(|it| matches!(facts.role(it), "parameters" | "weights")) {

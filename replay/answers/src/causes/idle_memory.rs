@@ -1,5 +1,7 @@
 //! Memory that outlives the work that it was made for: a cache that is an attribute, a dataset after its last epoch.
 
+use gputrace_schemas::event::Bytes;
+
 use super::{Case, Cause, Facts, Fix, Kind};
 use gputrace_trace::words::{bytes, time};
 
@@ -23,6 +25,20 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     if matches!(role, "parameters" | "weights" | "gradients" | "optimizer state" | "workspaces") {
         return None;
     }
+    // What it worked with while it ran may be the next-highest moment.
+    let peak = facts.held.filter(|held| held.device == idle.device).map_or(Bytes(0), |held| held.bytes);
+    let lower = peak.0.saturating_sub(idle.peak_without.0);
+    let worth = match lower {
+        0 => {
+            format!("frees {} from then on; PyTorch's own peak was before that, and stays", bytes(idle.bytes))
+        }
+        lower => format!(
+            "frees {} from then on; the peak is about {} lower, at {}",
+            bytes(idle.bytes),
+            bytes(Bytes(lower)),
+            bytes(idle.peak_without)
+        ),
+    };
     Some(Case {
         what: format!(
             "{} lie idle at the peak: `{}` allocated them here, last requested memory at {}, and other code ran without it since",
@@ -39,7 +55,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
                 "drop it when `{}` returns: no attribute or global should keep it (`self.… = None`, `del`)",
                 idle.function
             ),
-            format!("frees {}", bytes(idle.bytes)),
+            worth,
         ),
         verb: "report --peak",
     })

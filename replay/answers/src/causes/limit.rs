@@ -3,6 +3,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use crate::remedies::Verdict;
 use gputrace_trace::ledger::Wall;
 use gputrace_trace::words::bytes;
 
@@ -16,8 +17,8 @@ pub(super) const CAUSE: Cause = Cause {
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let Failure::Torch(_, error) = facts.failure? else { return None };
-    // A setting with which it fits is the better answer.
-    if facts.remedy().is_some() {
+    // A setting with which it fits is the better answer, and one with which it perhaps does is not.
+    if facts.remedy().is_some_and(|(_, best)| best.verdict == Verdict::Fits) {
         return None;
     }
     let (free, total) = error.device.filter(|_| error.wall() == Wall::Limit)?;

@@ -46,6 +46,7 @@ mod taken_in_advance;
 mod uneven_devices;
 mod unused_gradients;
 mod upcast_logits;
+mod weights_beyond_card;
 mod whole_result;
 mod workspaces;
 
@@ -80,6 +81,7 @@ pub const CAUSES: &[Cause] = &[
     one_request::PREVIOUS,
     one_request::TWICE,
     own_setting::CAUSE,
+    own_setting::WITH_ROOM,
     pinned_rounded::CAUSE,
     record_stream::CAUSE,
     reference_cycles::CAUSE,
@@ -92,6 +94,7 @@ pub const CAUSES: &[Cause] = &[
     uneven_devices::CAUSE,
     unused_gradients::CAUSE,
     upcast_logits::CAUSE,
+    weights_beyond_card::CAUSE,
     whole_result::CAUSE,
     workspaces::CAUSE,
 ];
@@ -210,6 +213,11 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
         all.iter().find(|(cause, ..)| cause.name == caught_errors::CAUSE.name).map(|it| it.2.bytes.0)
     {
         let most = held.saturating_add(caught_errors::largest(facts).0.max(held / LITTLE));
+        all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > most);
+    }
+    // One result that is held while the next is made has accumulated nothing.
+    if let Some(held) = all.iter().find(|it| it.0.name == one_request::PREVIOUS.name).map(|it| it.2.bytes.0) {
+        let most = held.saturating_add(held / LITTLE);
         all.retain(|(_, kind, case)| *kind != Kind::Grew || case.bytes.0 > most);
     }
     // Where a request fails, nothing is spare.

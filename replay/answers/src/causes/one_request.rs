@@ -3,7 +3,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
-use gputrace_analyse::held::Holder;
+use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
 
@@ -169,7 +169,8 @@ fn multiple<'a>(facts: &Facts<'a>, asked: Bytes) -> Option<(u64, &'a Holder)> {
     let Failure::Torch(_, error) = facts.failure? else { return None };
     let here = facts.site(error.site);
     let sizes = |holder: &'a Holder| holder.sizes.keys().map(move |size| (*size, holder));
-    let near = facts.holders().filter(|holder| super::is_of(&facts.site(holder.site), &here));
+    let is_tensor = |holder: &&Holder| !holder.signs.has(Sign::Model) && !holder.signs.has(Sign::Load);
+    let near = facts.holders().filter(is_tensor).filter(|it| super::is_of(&facts.site(it.site), &here));
     let blocks = near.flat_map(sizes).filter(|(size, _)| size.0 > 0);
     let whole = blocks
         .filter(|(size, _)| asked.0.is_multiple_of(size.0) && (2..=MOST_TIMES).contains(&(asked.0 / size.0)));

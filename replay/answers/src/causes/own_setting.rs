@@ -4,7 +4,7 @@ use gputrace_schemas::event::Bytes;
 use gputrace_sim::policies::OptionError;
 use gputrace_sim::tune;
 
-use super::external_fragmentation::{self, setting};
+use super::external_fragmentation::{self, Wasted, setting};
 use super::facts::device;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_trace::words::bytes;
@@ -18,6 +18,15 @@ pub(super) const CAUSE: Cause = Cause {
     needs: "options in `PYTORCH_CUDA_ALLOC_CONF`, and the same requests replayed without one of them: a failed request is served, or half of the unused memory is not reserved",
     against: "a replay that is not the recorded run",
     find: |facts| at_failure(facts).or_else(|| without_failure(facts).cloned()),
+};
+
+/// The same of a reserve that stopped growing on a card with room for it.
+pub(super) const WITH_ROOM: Cause = Cause {
+    name: "the allocator's own setting, with room on the card",
+    kind: Kind::Spare,
+    needs: "options in `PYTORCH_CUDA_ALLOC_CONF`, and the same requests replayed without one of them: half of the unused memory is not reserved, and that is more than was in use",
+    against: "a replay that is not the recorded run",
+    find: |facts| replayed(facts, external_fragmentation::wasted_with_room(facts)?),
 };
 
 /// The options of the first that the second lacks.
@@ -50,11 +59,10 @@ pub(super) fn at_failure(facts: &Facts<'_>) -> Option<Case> {
 
 /// The same of a run in which no request failed.
 pub(super) fn without_failure<'a>(facts: &'a Facts<'_>) -> Option<&'a Case> {
-    facts.own_setting.get_or_init(|| replayed(facts)).as_ref()
+    facts.own_setting.get_or_init(|| replayed(facts, external_fragmentation::wasted(facts)?)).as_ref()
 }
 
-fn replayed(facts: &Facts<'_>) -> Option<Case> {
-    let (ordinal, torch, site) = external_fragmentation::wasted(facts)?;
+fn replayed(facts: &Facts<'_>, (ordinal, torch, site): Wasted<'_>) -> Option<Case> {
     let stream = facts.stream_of(ordinal)?;
     let recorded = stream.settings.options.clone().filter(|options| !options.is_empty())?;
     let (reserved, allocated) = (torch.reserved.peak, torch.allocated.peak);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use gputrace_schemas::event::Bytes;
+use gputrace_sim::ops::{OpStream, StreamIdx};
 
 use super::facts::device;
 use super::{Case, Cause, Facts, Fix, Kind};
@@ -123,6 +124,17 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     });
     let (ordinal, torch, free, streams) = devices.max_by_key(|(_, _, free, _)| *free)?;
     let n = count(streams.len() as u64);
+    let handles: Vec<u64> = streams.iter().map(|used| used.stream).collect();
+    let one = facts.reserved_if(ordinal, |requests| on_one_stream(requests, &handles));
+    let worth = match one.filter(|one| *one < torch.reserved.peak) {
+        Some(one) => format!("reserves {} instead of {}", bytes(one), bytes(torch.reserved.peak)),
+        // One of them keeps what it had.
+        None => {
+            let largest = streams.iter().map(|used| used.peak.0).max().unwrap_or(0);
+            let others: u64 = streams.iter().map(|used| used.peak.0).sum::<u64>().saturating_sub(largest);
+            format!("needs up to {} less", bytes(free.min(Bytes(others))))
+        }
+    };
     Some(Case {
         what: format!(
             "{}: {} are free on {n} streams, and free memory serves only requests of its own stream: PyTorch reserved up to {} for at most {} in use",
@@ -137,12 +149,20 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             "certain: this line requested memory on {n} streams, at most {} times each",
             count(most(&streams))
         ),
-        fix: Fix::words(
-            "create the side streams once, outside the loop, and reuse them",
-            format!("needs about {} less", bytes(Bytes(free.0 - free.0 / streams.len() as u64))),
-        ),
+        fix: Fix::words("create the side streams once, outside the loop, and reuse them", worth),
         verb: "report --all",
     })
+}
+
+/// The same requests, with those on these streams on the first of them.
+fn on_one_stream(requests: &mut OpStream, handles: &[u64]) {
+    let all = (0_u16..).zip(&requests.streams);
+    let merged: Vec<StreamIdx> =
+        all.filter(|(_, handle)| handles.contains(handle)).map(|(idx, _)| StreamIdx(idx)).collect();
+    let Some(first) = merged.first().copied() else { return };
+    for request in requests.allocations.iter_mut().filter(|it| merged.contains(&it.stream)) {
+        request.stream = first;
+    }
 }
 
 fn most(streams: &[&StreamUse]) -> u64 {

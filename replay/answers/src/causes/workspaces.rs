@@ -57,7 +57,21 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         facts.holders().filter(|it| is_workspace(it)).flat_map(|it| it.streams.clone()).collect();
     streams.sort_unstable();
     streams.dedup();
-    let n_blocks: u64 = facts.holders().filter(|it| is_workspace(it)).map(|it| it.blocks).sum();
+    // cuBLASLt has one of its own for each stream.
+    let is_beside = |holder: &Holder| {
+        !is_workspace(holder)
+            && holder.signs.has(Sign::Forward)
+            && is_one_a_stream(holder)
+            && holder.blocks == streams.len() as u64
+            && holder.streams.iter().all(|stream| streams.contains(stream))
+    };
+    let beside = facts.with(is_beside).map_or(0, |(bytes, _)| bytes.0);
+    let (held, whose) = match beside {
+        0 => (held, "cuBLAS workspaces"),
+        beside => (Bytes(held.0.saturating_add(beside)), "workspaces of cuBLAS and cuBLASLt"),
+    };
+    let all = facts.holders().filter(|it| is_workspace(it) || is_beside(it));
+    let n_blocks: u64 = all.map(|it| it.blocks).sum();
     // A few that take turns to the end are a program's own.
     let is_made_anew = streams.len() >= MANY_STREAMS || is_some_left(facts, &streams);
     // A capture has a stream and a workspace of its own: as many as there are graphs.
@@ -65,7 +79,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_of_graphs = n_graphs > 0 && streams.len() < MANY_STREAMS.max(n_graphs + LEAST_STREAMS);
     (streams.len() >= LEAST_STREAMS && is_made_anew && !is_of_graphs && facts.is_much(held)).then(|| Case {
         what: format!(
-            "{} are cuBLAS workspaces, one for each of the {} streams on which the line below ran the model ({} blocks); they are never freed",
+            "{} are {whose}, one for each of the {} streams on which the line below ran the model ({} blocks); they are never freed",
             bytes(held),
             count(streams.len() as u64),
             count(n_blocks)
@@ -74,7 +88,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         site: if most.caller.is_empty() { facts.site(most.site) } else { most.caller.clone() },
         bytes: held,
         sure: match most.signs.has(Sign::Workspace) {
-            true => "certain: each has the size that PyTorch requests, on its own stream",
+            true => "likely: each has the size that PyTorch requests, and is alone on its stream",
             false => {
                 "likely: one block of this size on each stream, never a second one, though the streams were used again (`CUBLAS_WORKSPACE_CONFIG` sets their size)"
             }
@@ -82,8 +96,22 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         .into(),
         fix: Fix::words(
             "reuse a few streams instead of a new `torch.cuda.Stream()` each time, or shrink workspaces: `export CUBLAS_WORKSPACE_CONFIG=:16:8`",
-            format!("one stream keeps {}", bytes(Bytes(held.0 / streams.len() as u64))),
+            worth(facts, held, streams.len() as u64),
         ),
         verb: "report --all",
     })
+}
+
+/// What one stream keeps, and what that makes of the peak.
+fn worth(facts: &Facts<'_>, all: Bytes, n_streams: u64) -> String {
+    let one = Bytes(all.0 / n_streams.max(1));
+    let keeps = format!("one stream keeps {}", bytes(one));
+    match facts.held.filter(|_| facts.failure.is_none()) {
+        Some(held) => {
+            let lower = all.0 - one.0;
+            let peak = Bytes(held.bytes.0.saturating_sub(lower));
+            format!("{keeps}: the peak is about {} lower, at {}", bytes(Bytes(lower)), bytes(peak))
+        }
+        None => keeps,
+    }
 }
