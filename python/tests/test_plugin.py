@@ -69,7 +69,7 @@ def test_takes_too_much():
 """)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([
-        "gputrace: process * held up to 12.00 MiB on cuda:0, the limit is 8.00 MiB (limit_gpu_memory)",
+        "gputrace: process * peaked at 12.00 MiB on cuda:0; the limit is 8.00 MiB (limit_gpu_memory)",
         "*12.00 MiB  on cuda:0, *take (*.py:*)*",
     ])
 
@@ -85,7 +85,7 @@ def test_keeps():
 """)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([
-        "gputrace: 2.00 MiB allocated by this test were not freed, the limit is 1.00 MiB (limit_gpu_leaks)",
+        "gputrace: 2.00 MiB allocated by this test was not freed; the limit is 1.00 MiB (limit_gpu_leaks)",
         "*2.00 MiB  on cuda:0, *",
     ])
 
@@ -148,7 +148,7 @@ def test_dies():
     monkeypatch.delenv("GPUTRACE", raising=False)
     monkeypatch.setenv("PATH", "")
     result = run(pytester, tests, "-k", "dies")
-    result.stdout.fnmatch_lines(["*gputrace is not on PATH, and GPUTRACE does not name it*"])
+    result.stdout.fnmatch_lines(["*program gputrace is not on PATH, and GPUTRACE does not name it*"])
 
 
 def test_a_program_that_is_not_there_is_said_and_fails_only_tests_with_a_limit(pytester, monkeypatch):

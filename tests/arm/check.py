@@ -177,9 +177,9 @@ def python(suite, name):
     said = json.loads(process.stdout.readline() or "{}")
     process.stdin.close()
     check(f"{name} of {suite} ends well", process.wait(300) == 0 and len(said) > 20)
-    # The program may end before its recorder, which is emulated too, has made the file. From then on commands wait for it.
+    # The program may end before its recorder, which is emulated too, has written to the file. From then on commands wait for it.
     began = time.monotonic()
-    while not trace.exists() and time.monotonic() < began + PATIENCE:
+    while not (trace.exists() and trace.stat().st_size > 8) and time.monotonic() < began + PATIENCE:
         time.sleep(0.05)
     # Bytes that are held by each stack at the peak: the end, as nothing is given back.
     folded = run([RELEASE / "gputrace", "export", "--format", "folded", trace])

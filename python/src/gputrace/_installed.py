@@ -25,7 +25,7 @@ def program_path() -> str:
         return ours
     found = shutil.which("gputrace", path=_without_us())
     if not found:
-        raise GputraceError("gputrace is not on PATH, and GPUTRACE does not name it")
+        raise GputraceError("the program gputrace is not on PATH, and GPUTRACE does not name it")
     return found
 
 

@@ -17,7 +17,7 @@ def said(*arguments: str, columns: int = 0) -> str:
         environment["COLUMNS"] = str(columns)
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", env=environment)
     if result.returncode != 0:
-        raise GputraceError(result.stderr.strip() or f"{' '.join(command)} ended with {result.returncode}")
+        raise GputraceError(_without_name(result.stderr) or f"{' '.join(command)} ended with {result.returncode}")
     return result.stdout
 
 
@@ -39,8 +39,14 @@ def lines(*arguments: str) -> Iterator[str]:
             status = child.wait()
         if status != 0:
             errors.seek(0)
-            message = errors.read().decode("utf-8", "replace").strip()
+            message = _without_name(errors.read().decode("utf-8", "replace"))
             raise GputraceError(message or f"{' '.join(command)} ended with {status}")
+
+
+def _without_name(message: str) -> str:
+    """A message of the program without its name, which the exception has already."""
+    message = message.strip()
+    return message[len("gputrace: "):] if message.startswith("gputrace: ") else message
 
 
 def without_preload() -> Dict[str, str]:

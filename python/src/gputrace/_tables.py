@@ -67,7 +67,7 @@ def load(trace: PathLike, to: str = "arrow") -> Union["pyarrow.Table", "pandas.D
     all three, addresses too, and what is not known is null: `pandas.NA` in pandas' own integer types, `None` in rows.
     """
     if to not in KINDS:
-        raise ValueError(f"to={to!r} is none of {', '.join(KINDS)}")
+        raise ValueError(f"to must be one of {', '.join(map(repr, KINDS))}, not {to!r}")
     if to == "rows":
         return _rows(trace)
     try:

@@ -257,7 +257,7 @@ def beyond(allowed: Limits, usage: Usage) -> Iterator[str]:
         amount, device, holders = usage.peak()
         if amount > allowed["limit_gpu_memory"]:
             yield "\n".join([
-                f"gputrace: process {usage.pid} held up to {show_bytes(amount)} on cuda:{device}, the limit is "
+                f"gputrace: process {usage.pid} peaked at {show_bytes(amount)} on cuda:{device}; the limit is "
                 f"{show_bytes(allowed['limit_gpu_memory'])} (limit_gpu_memory)",
                 *places(holders),
                 *unused(amount - sum(holders.values())),
@@ -267,7 +267,7 @@ def beyond(allowed: Limits, usage: Usage) -> Iterator[str]:
         amount = sum(leaks.values())
         if amount > allowed["limit_gpu_leaks"]:
             yield "\n".join([
-                f"gputrace: {show_bytes(amount)} allocated by this test were not freed, the limit is "
+                f"gputrace: {show_bytes(amount)} allocated by this test was not freed; the limit is "
                 f"{show_bytes(allowed['limit_gpu_leaks'])} (limit_gpu_leaks)",
                 *places(leaks),
             ])
