@@ -12,7 +12,7 @@ use crate::remedies::{Capacity, Trial, remedies, remedies_section};
 use crate::whatif::Machine;
 use gputrace_analyse::fragmentation::Fragmentation;
 use gputrace_analyse::growth::Growth;
-use gputrace_analyse::held::HeldAt;
+use gputrace_analyse::held::{HeldAt, Sign};
 use gputrace_analyse::live;
 use gputrace_analyse::repetition::Rounds;
 use gputrace_analyse::story::Story;
@@ -37,6 +37,9 @@ pub struct Postmortem {
     pub usual: BTreeMap<i16, Usual>,
 }
 
+/// Smaller tensors of a model are not the weights of a layer, in bytes.
+const LEAST_WEIGHT: u64 = 1 << 16;
+
 /// What a line requested in earlier turns of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Usual {
@@ -46,6 +49,13 @@ pub struct Usual {
     pub largest: Bytes,
     /// Turns in which it requested something.
     pub turns: u64,
+}
+
+/// Weights of one size in a model that was moved to the device: so many layers at most run the same line in one pass.
+pub(crate) fn n_layers(held: &HeldAt) -> u64 {
+    let models = held.holders.iter().filter(|holder| holder.signs.has(Sign::Model));
+    let weights = models.flat_map(|holder| &holder.sizes).filter(|(size, _)| size.0 >= LEAST_WEIGHT);
+    weights.map(|(_, n)| *n).max().unwrap_or(0)
 }
 
 impl Usual {
@@ -251,10 +261,20 @@ impl Postmortem {
     /// end of a leak, and no setting mends that.
     pub(super) fn leaks_of(&self, device: i16) -> Vec<&GrowingSite> {
         let name = format!("cuda:{device}");
-        let growing: Vec<_> = self.leaks.growing.iter().filter(|site| site.named.device == name).collect();
+        let is_growth = |site: &&GrowingSite| site.named.device == name && !self.is_first_pass(device, site);
+        let growing: Vec<_> = self.leaks.growing.iter().filter(is_growth).collect();
         let grown = growing.iter().fold(0u64, |sum, site| sum.saturating_add(site.growth.0));
         let held = self.story.ledger.devices().get(&device).map_or(0, |books| books.physical.peak().0);
         if grown.saturating_mul(MUCH) >= held { growing } else { vec![] }
+    }
+
+    /// Whether what a line left may be one pass through the layers of a model: the first, as no backward pass has begun, and no more often
+    /// than the model has weights of one size.
+    fn is_first_pass(&self, device: i16, site: &GrowingSite) -> bool {
+        let Some(lifetimes) = self.story.lifetimes.as_ref() else { return false };
+        let has_stepped = lifetimes.devices.iter().any(|device| device.n_passes > 0);
+        let left = site.repeated.as_ref().map_or(u64::MAX, |repeated| repeated.left);
+        !has_stepped && left <= lifetimes.at_failure.iter().find(|it| it.device == device).map_or(0, n_layers)
     }
 
     /// Says that memory was used up by what grows.

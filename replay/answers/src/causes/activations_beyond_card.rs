@@ -36,7 +36,9 @@ pub(super) fn is_activation(facts: &Facts<'_>, holder: &Holder) -> bool {
     );
     !is_other
         && !is_lasting
-        && (holder.signs.has(Sign::Forward) || holder.signs.has(Sign::Functional) || role == "activations")
+        && (holder.signs.has(Sign::Forward)
+            || holder.signs.has(Sign::Functional)
+            || role.starts_with("activations"))
 }
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
@@ -122,6 +124,7 @@ fn n_models(facts: &Facts<'_>) -> usize {
     sites.len()
 }
 
-fn has_stepped(facts: &Facts<'_>) -> bool {
+/// Whether a backward pass has begun.
+pub(super) fn has_stepped(facts: &Facts<'_>) -> bool {
     facts.lifetimes.is_some_and(|it| it.devices.iter().any(|device| device.n_passes > 0))
 }

@@ -2,7 +2,9 @@
 
 use gputrace_schemas::event::Bytes;
 
+use super::activations_beyond_card::has_stepped;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use crate::postmortem::n_layers;
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
@@ -89,6 +91,11 @@ fn is_before(facts: &Facts<'_>, holder: &Holder) -> bool {
 fn previous(facts: &Facts<'_>) -> Option<Case> {
     let Failure::Torch(_, error) = facts.failure? else { return None };
     let held = facts.holders().find(|holder| is_before(facts, holder))?;
+    // In the first pass through a model, that is the result of another layer, which the backward pass needs.
+    let is_of_a_layer = held.signs.has(Sign::Forward) || held.signs.has(Sign::Functional);
+    if is_of_a_layer && !has_stepped(facts) && facts.held.is_some_and(|held| n_layers(held) > 1) {
+        return None;
+    }
     Some(Case {
         what: format!(
             "this line requests {} while its earlier result of {} is still held ({} in use)",
