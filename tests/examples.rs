@@ -75,11 +75,11 @@ impl Example {
         said.trim_end().split("\n\n").map(str::to_owned).collect()
     }
 
-    /// The sections that the README shows, from the answer.
+    /// The verdict, and the sections that the README shows, from the answer.
     fn shown(&self, sections: &[String]) -> String {
-        let titles = self.readme[self.answer.clone()].lines();
+        let titles = self.readme[self.answer.clone()].lines().skip_while(|line| *line != LEFT_OUT);
         let titles = titles.filter(|line| !line.starts_with(' ') && !line.is_empty() && *line != LEFT_OUT);
-        let mut shown = format!("{LEFT_OUT}\n");
+        let mut shown = format!("{}\n{LEFT_OUT}\n", sections[0]);
         for title in titles {
             let section = sections.iter().find(|section| section.lines().next() == Some(title));
             let section = section.unwrap_or_else(|| panic!("{}: the answer has no `{title}`", self.name));

@@ -53,7 +53,7 @@ pub enum Refusal {
     },
     /// The library is not there, and was not asked to come.
     #[error(
-        "process {0} has not loaded libgputrace.so: to attach later, start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant"
+        "process {0} has not loaded libgputrace.so: to attach later, start it with LD_PRELOAD=$(gputrace library) and GPUTRACE=dormant"
     )]
     NotLoaded(u32),
     /// Another attacher holds the page.
@@ -455,7 +455,7 @@ fn reason(pid: u32, maps: &str) -> Reason {
         }
         return because(
             "it has not loaded libgputrace.so",
-            "to attach later, start it with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant",
+            "to attach later, start it with LD_PRELOAD=$(gputrace library) and GPUTRACE=dormant",
         );
     }
     if variable(b"GPUTRACE=") != Some(b"dormant") {

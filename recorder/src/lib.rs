@@ -158,8 +158,16 @@ pub enum Error {
         /// The device.
         file: PathBuf,
     },
+    /// No file may be made in its folder.
+    #[error("cannot write traces in {folder}: {why}", folder = folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system said, and what to do.
+        why: String,
+    },
     /// There is no room for a trace.
-    #[error("{folder} has only {free} bytes free, too few for a trace: free some space, or choose another folder with -o", folder = folder.display())]
+    #[error("{folder} has only {} KiB free, too little for a trace: free some space, or choose another folder with -o", free / 1024, folder = folder.display())]
     Full {
         /// The folder.
         folder: PathBuf,

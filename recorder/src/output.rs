@@ -1,7 +1,7 @@
 //! The trace's file: its name, and that it is whole up to the last block whatever happens.
 
 use crate::Error;
-use crate::output_file::{self, Place, Unfit};
+use crate::output_file::{self, Place, Unfit, refusal};
 use crate::process;
 use crate::segments;
 use gputrace_schemas::event::Process;
@@ -90,7 +90,7 @@ pub fn check(asked: Option<&str>, overwrite: Overwrite) -> Result<Vec<String>, E
         return Err(failed(io::Error::other(format!("{} is not a folder", folder.display()))));
     }
     rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).map_err(
-        |error| failed(io::Error::other(format!("{}: {}", folder.display(), io::Error::from(error)))),
+        |error| Error::Folder { folder: folder.to_owned(), why: refusal(&error.into(), "folder") },
     )?;
     if let Ok(system) = rustix::fs::statvfs(folder) {
         let free = system.f_bavail.saturating_mul(system.f_frsize);
@@ -623,7 +623,7 @@ mod tests {
         assert!(said("%x", Overwrite::Refuse).contains("%x is not known"));
         assert!(matches!(
             check(Some("/proc/no/a.gtr"), Overwrite::Refuse),
-            Err(Error::Output { .. } | Error::Full { .. })
+            Err(Error::Folder { .. } | Error::Full { .. })
         ));
         fs::remove_dir_all(folder).expect("ours");
     }

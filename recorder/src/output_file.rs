@@ -66,14 +66,22 @@ pub enum Unfit {
         /// What it says.
         target: PathBuf,
     },
-    /// The system did not say.
-    #[error("cannot inspect {file}: {source}", file = file.display())]
+    /// The system refuses.
+    #[error("cannot write {file}: {}", refusal(why, "place"), file = file.display())]
     Io {
         /// The name.
         file: PathBuf,
         /// What the system said.
-        source: io::Error,
+        why: io::Error,
     },
+}
+
+/// What the system said, and what to do where a user may not write: choose another place, or folder.
+pub(crate) fn refusal(why: &io::Error, place: &str) -> String {
+    match why.kind() {
+        io::ErrorKind::PermissionDenied => format!("permission denied: choose another {place} with -o"),
+        _ => why.to_string(),
+    }
 }
 
 /// What is at a path under which a file is to be written.
@@ -93,7 +101,7 @@ pub enum Place {
 /// # Errors
 /// No file may be written there.
 pub fn look(path: &Path) -> Result<Place, Unfit> {
-    let io = |source| Unfit::Io { file: path.to_owned(), source };
+    let io = |why| Unfit::Io { file: path.to_owned(), why };
     for folder in path.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty()) {
         look_at_folder(path, folder)?;
     }
@@ -123,7 +131,7 @@ fn look_at_folder(path: &Path, folder: &Path) -> Result<(), Unfit> {
 
 /// Follows the links at the end of a path.
 fn look_behind(path: &Path) -> Result<Place, Unfit> {
-    let io = |source| Unfit::Io { file: path.to_owned(), source };
+    let io = |why| Unfit::Io { file: path.to_owned(), why };
     let mut at = path.to_owned();
     for _ in 0..MOST_LINKS {
         // What a link of /proc says is a description, and need not be a name (proc(5)). /dev/fd leads there.
@@ -228,7 +236,7 @@ impl WholeFile {
             Place::Free => path.to_owned(),
             Place::File(target) => target,
         };
-        let io = |source| Unfit::Io { file: path.to_owned(), source };
+        let io = |why| Unfit::Io { file: path.to_owned(), why };
         for n in 0..MOST_PARTS {
             let mut part = target.clone().into_os_string();
             part.push(format!(".{}.{n}.part", std::process::id()));
@@ -286,7 +294,7 @@ pub fn put_in_place(from: &Path, to: &Path) -> Result<(), Unfit> {
         Place::Free => to.to_owned(),
         Place::File(target) => target,
     };
-    fs::rename(from, target).map_err(|source| Unfit::Io { file: to.to_owned(), source })
+    fs::rename(from, target).map_err(|why| Unfit::Io { file: to.to_owned(), why })
 }
 
 #[cfg(test)]
@@ -365,7 +373,7 @@ mod tests {
         assert!(refused(Path::new("/dev/stdout")).contains("open file of this process"));
         assert!(refused(Path::new("/dev/fd/2")).contains("open file of this process"));
         symlink("loop", folder.path("loop")).expect("a link");
-        assert!(refused(&folder.path("loop")).contains("cannot inspect"));
+        assert!(refused(&folder.path("loop")).starts_with("cannot write "));
         // Only root can make what another user owns.
         if us() == 0 {
             fs::write(&file, b"ours").expect("a file");

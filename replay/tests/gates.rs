@@ -109,6 +109,7 @@ fn slips_are_told_with_what_was_meant() {
     let trace = golden("kept-losses.gtr").display().to_string();
     for (arguments, told) in [
         (&["replay", "--policy", "torhc", &trace][..], "did you mean `torch`?"),
+        (&["replay", "--policy", "tcmalloc", &trace][..], "no policy is called `tcmalloc`; policies are"),
         (
             &["replay", "--policy", "torch:expandble_segments:True", &trace],
             "did you mean `expandable_segments`?",

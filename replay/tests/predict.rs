@@ -266,7 +266,7 @@ fn a_prediction_is_what_the_program_would_have_asked_for() {
 fn the_answer_says_what_grows_with_what() {
     let folder = Folder::new("grows");
     expect![[r#"
-        b8s1024.gtr, continued
+        extrapolated from b8s1024.gtr
 
         Predicted memory on cuda:0
           at                  reserved   at least    at most  allocated  sure     policy
@@ -366,7 +366,7 @@ fn what_never_changed_is_open_and_said_to_be() {
     let folder = Folder::new("open");
     let two = "batch=4,seq=1024:b4s1024.gtr batch=8,seq=1024:b8s1024.gtr";
     expect![[r#"
-        b8s1024.gtr, continued
+        extrapolated from b8s1024.gtr
 
         Predicted memory on cuda:0
           at                 reserved  at least   at most  allocated  sure   policy
@@ -396,7 +396,7 @@ fn what_never_changed_is_open_and_said_to_be() {
 fn the_largest_batch_is_the_one_after_which_the_program_runs_out() {
     let folder = Folder::new("fit");
     expect![[r#"
-        b8s1024.gtr, continued
+        extrapolated from b8s1024.gtr
 
         The largest batch that fits on cuda:0 (limit 2.00 GiB, device memory 128.00 GiB)
           largest  sure     policy
@@ -412,6 +412,10 @@ fn the_largest_batch_is_the_one_after_which_the_program_runs_out() {
           24       certain  torch:expandable_segments:True,roundup_power2_divisions:8
     "#]]
     .assert_eq(&folder.said(&format!("{BATCHES} --fit batch --limit 2GiB --other 100MiB")));
+    let far = format!("{BATCHES} --fit batch --policy torch");
+    assert_eq!(folder.json(&far)["fits"][0]["certain"], false, "more than 16 times the largest run");
+    let far = folder.said(&far);
+    assert!(far.contains("  likely  ") && far.contains("run batch=64 before you trust it"), "{far}");
     let line = format!("{BATCHES} --fit batch --limit 2GiB --other 100MiB --policy torch");
     let found = &folder.json(&line)["fits"][0];
     let largest = found["largest"].as_u64().unwrap();
@@ -574,7 +578,7 @@ fn the_rank_that_needs_most_decides_for_a_job_and_ranks_without_a_trace_are_name
     folder.job(8, &[0, 2, 1]);
     let runs = "batch=4:job4 batch=8:job8";
     expect![[r#"
-        rank 2, which needs most: job8/r2.gtr, continued
+        rank 2, which needs most: extrapolated from job8/r2.gtr
 
         Predicted memory of each rank, largest first
           rank  at        reserved  at least   at most  sure     policy
@@ -628,7 +632,7 @@ fn the_largest_batch_of_a_job_is_that_of_the_rank_on_which_least_fits() {
         assert!(rank["fits"][0]["largest"].as_u64().unwrap() > largest, "{rank}");
     }
     expect![[r#"
-        rank 2, which needs most: job8/r2.gtr, continued
+        rank 2, which needs most: extrapolated from job8/r2.gtr
 
         The largest batch that fits on every rank
           largest  at least  at most  decided by rank  with  policy

@@ -70,7 +70,7 @@ pub enum Error {
     },
     /// Nothing, or a part of a trace's first word: somebody began to write one.
     #[error(
-        "{file} has no trace yet: the recorder ended, or had no room, before it wrote anything; if the recorder was killed, the events are still in the ring, and `gputrace recover` makes a trace of them"
+        "{file} has no trace yet: the recorder was killed, or the disk was full; `gputrace recover` makes a trace of what a killed one left"
     )]
     NotBegun {
         /// The file.

@@ -264,7 +264,7 @@ impl Leaks {
         );
         let section = Section::new("growth", "Growing to the end");
         let section = match (self.found.can_tell, self.growing.is_empty(), self.rose.is_empty()) {
-            (false, ..) => section.line(Mood::Note, "the trace is too short, or frees too little, to distinguish growth from warm-up"),
+            (false, ..) => section.line(Mood::Note, "the trace is too short, or has too few frees, to tell growth from warm-up"),
             (true, true, true) => section.line(Mood::Good, "nothing keeps growing"),
             (true, true, false) => section.line(Mood::Good, "nothing was seen to grow to the end"),
             (true, false, _) => section.line(
@@ -275,9 +275,8 @@ impl Leaks {
         let n = self.n_rows;
         let section = section.table(table.keep(n, 1));
         let section = match (&self.counted, self.n_steps) {
-            (Some(source), Some(n)) if !self.growing.is_empty() => {
-                let text =
-                    format!("assuming {} steps: {source} (--steps sets another number)", words::count(n));
+            (Some(source), Some(_)) if !self.growing.is_empty() => {
+                let text = format!("steps are counted from {source} (--steps sets another number)");
                 section.line(Mood::Note, text)
             }
             (None, None) if !self.growing.is_empty() => {

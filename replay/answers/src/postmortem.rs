@@ -268,13 +268,16 @@ impl Postmortem {
         if grown.saturating_mul(MUCH) >= held { growing } else { vec![] }
     }
 
-    /// Whether what a line left may be one pass through the layers of a model: the first, as no backward pass has begun, and no more often
-    /// than the model has weights of one size.
+    /// Whether what a line left was made once, a block for each layer or each parameter: a model's first pass, as no backward pass has begun,
+    /// leaves no more blocks than it has weights of one size, and an optimizer's first step makes its state.
     fn is_first_pass(&self, device: i16, site: &GrowingSite) -> bool {
         let Some(lifetimes) = self.story.lifetimes.as_ref() else { return false };
-        let has_stepped = lifetimes.devices.iter().any(|device| device.n_passes > 0);
+        let n_passes = lifetimes.devices.iter().map(|device| device.n_passes).max().unwrap_or(0);
+        let Some(held) = lifetimes.at_failure.iter().find(|it| it.device == device) else { return false };
+        let holder = site.place.and_then(|place| held.holders.iter().find(|it| it.site == place.site));
+        let is_state = holder.is_some_and(|holder| holder.signs.has(Sign::Optimizer));
         let left = site.repeated.as_ref().map_or(u64::MAX, |repeated| repeated.left);
-        !has_stepped && left <= lifetimes.at_failure.iter().find(|it| it.device == device).map_or(0, n_layers)
+        n_passes == 0 && left <= n_layers(held) || n_passes <= 1 && is_state
     }
 
     /// Says that memory was used up by what grows.

@@ -299,7 +299,7 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply<OfProcess>,
         }
     }
     let base = recorded[base.ok_or("they hold no device memory")?].path.clone();
-    let title = format!("{base}, continued");
+    let title = format!("extrapolated from {base}");
     let runs = recorded.iter().map(|run| OfRun {
         trace: run.path.clone(),
         values: run.values.iter().cloned().collect(),

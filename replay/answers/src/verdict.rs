@@ -387,7 +387,7 @@ impl Evidence<'_> {
             Err(why) => (None, format!("certain that it ran out; cannot tell what would have helped: {why}")),
             Ok((_, None)) => (
                 Fix::words(self.less_memory(), ""),
-                "certain: replayed with the settings that are usually recommended".into(),
+                "certain: the usual allocator settings were replayed, and none fits".into(),
             ),
             // The next request of the same step may need what is left.
             Ok((_, Some(best))) if self.facts.is_tight(best) => (

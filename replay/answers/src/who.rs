@@ -506,7 +506,7 @@ impl Who {
         });
         let near: Vec<String> = below.into_iter().chain(above).collect();
         match near.is_empty() {
-            true => "no recorded memory had this address, or was near it".to_owned(),
+            true => "no recorded allocation contained or was near this address".to_owned(),
             false => format!("no recorded memory had this address: it is {}", near.join(", and ")),
         }
     }

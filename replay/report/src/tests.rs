@@ -525,9 +525,9 @@ fn segments_bought_beside_unused_ones_are_told_with_the_lines_that_asked() {
         expect![[r#"
             train.gtr (rank 3, pid 42): ./train --big
 
-            Reserved although as much was unused (external fragmentation)
-              cuda:0 NVIDIA H200: 6 of 8 segments (252.00 MiB) were reserved although PyTorch had as much unused memory:
-                in blocks too small, or on other streams. It reserved up to 304.00 MiB for at most 52.00 MiB allocated
+            Segments reserved while enough memory was free (external fragmentation)
+              cuda:0 NVIDIA H200: 6 of 8 segments (252.00 MiB) were reserved while PyTorch had that much free, but in
+                blocks too small or on other streams. It reserved up to 304.00 MiB for at most 52.00 MiB allocated
               device  segments    reserved  sizes       from         to  call site
               cuda:0         6  252.00 MiB      6  32.00 MiB  52.00 MiB  step (/job/a.py:3)
               sizes keep changing, so requests do not fit the segments of the previous step; to see what would help:

@@ -240,11 +240,13 @@ pub fn by_name(name: &str) -> Result<&'static PolicyEntry, OptionError> {
     })
 }
 
-/// `, did you mean x?` where a known name is like the one that was written: less than half of its letters are others.
+/// `, did you mean x?` where a known name is like the one that was written: at most two of its letters are others, or a third.
 pub(crate) fn meant(written: &str, known: &[&str]) -> String {
     let nearest = known.iter().map(|name| (distance(written, name), *name)).min();
     match nearest {
-        Some((letters, name)) if letters * 2 < name.len() => format!(", did you mean `{name}`?"),
+        Some((letters, name)) if letters * 2 < name.len() && letters <= (name.len() / 3).max(2) => {
+            format!(", did you mean `{name}`?")
+        }
         Some(_) | None => String::new(),
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn bring(pid: u32, _: &Path, _: Duration) -> Result<Page, Refusal> {
 
 fn not_here(pid: u32) -> Refusal {
     let why = format!(
-        "libgputrace.so can be loaded into a running process only on x86-64, not on {}; to attach later, start the process with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant",
+        "libgputrace.so can be loaded into a running process only on x86-64, not on {}; to attach later, start the process with LD_PRELOAD=$(gputrace library) and GPUTRACE=dormant",
         std::env::consts::ARCH
     );
     Refusal::NotLate { pid, why }

@@ -10,7 +10,7 @@ pub(crate) fn look_at_image(_: &std::fs::File) -> usize {
 
 /// In words for users.
 pub const MISSING_HERE: Option<&str> = Some(
-    "on this processor, gputrace cannot attach to a process that was started without libgputrace.so (start it with LD_PRELOAD=libgputrace.so GPUTRACE=dormant), and cannot read the stacks of running processes (`gputrace stacks`, `--hang-after`)",
+    "on this processor, gputrace cannot attach to a process that was started without libgputrace.so (start it with LD_PRELOAD=$(gputrace library) GPUTRACE=dormant), and cannot read the stacks of running processes (`gputrace stacks`, `--hang-after`)",
 );
 
 /// What the rest of the recorder has for x86-64 alone.

@@ -22,6 +22,9 @@ use gputrace_report::model::{Mood, Section, Table, Value};
 
 /// Bytes of predictions that `--fit` keeps, to ask them of the next setting.
 const MOST_KEPT: usize = 512 << 20;
+/// What is larger than the run that is extrapolated by more than this is not certain (chosen, not measured): libraries and programs may
+/// do something else at a size that no run came near.
+const FAR: u64 = 16;
 
 /// The largest value of a variable that fits under a setting.
 #[derive(Clone, Default, Serialize)]
@@ -248,7 +251,7 @@ impl Oracle<'_> {
             rows,
             &[
                 ("largest", "largest", &|row| Value::text(row.found.words())),
-                ("sure", "sure", &|row| Value::text(self.sure_of_row(row))),
+                ("sure", "sure", &|row| Value::text(self.sure_of_row(index, row))),
                 ("others", "with", &|row| Value::text(others(&row.at))),
                 ("policy", "policy", &|row| Value::text(named(&row.question))),
             ],
@@ -280,6 +283,13 @@ impl Oracle<'_> {
         let near = near.map(|near| {
             (Mood::Note, format!("one more run near the largest would make it more certain; {variable}={near} fits by all that is known"))
         });
+        let far = rows.iter().any(|row| row.checked.is_none() && self.is_far(index, row)).then(|| {
+            let between = base.saturating_mul(FAR / 2);
+            let text = format!(
+                "the largest value is more than {FAR} times the recorded {variable}={base}: run {variable}={between} before you trust it"
+            );
+            (Mood::Note, text)
+        });
         let ran = rows.iter().filter_map(|row| row.checked.as_ref());
         let ran = ran.map(|checked| {
             let mood = if checked.is_exact() { Mood::Good } else { Mood::Warning };
@@ -289,22 +299,31 @@ impl Oracle<'_> {
             .table(table)
             .lines(ran)
             .lines(line)
+            .lines(far)
             .lines(holes)
             .lines(near)
             .warn(self.doubts.reasons.iter().cloned())
     }
 
-    fn sure_of_row(&self, row: &Row) -> &'static str {
+    /// Whether its largest value is far from the run that is extrapolated.
+    fn is_far(&self, index: usize, row: &Row) -> bool {
+        let base = self.model.base().at[index];
+        row.found.best.is_some_and(|best| best > base.saturating_mul(FAR))
+    }
+
+    fn sure_of_row(&self, index: usize, row: &Row) -> &'static str {
         match (self.doubts.is_guess, row.is_sure) {
             (_, true) if row.checked.is_some() => "checked",
             (true, _) => "guess",
+            (false, true) if self.is_far(index, row) => "likely",
             (false, true) => "certain",
             (false, false) => "range",
         }
     }
 
     fn fitting(&self, index: usize, row: Row) -> Fit {
-        let Row { at, question, found, is_sure, checked } = row;
+        let certain = row.is_sure && (row.checked.is_some() || !self.is_far(index, &row));
+        let Row { at, question, found, checked, .. } = row;
         let ran = checked.as_ref().map(|it| it.values().map(|(value, fits)| Ran { value, fits }).collect());
         let others = self.names.iter().cloned().zip(at).enumerate().filter(|(it, _)| *it != index);
         Fit {
@@ -320,7 +339,7 @@ impl Oracle<'_> {
             largest_range: (found.at_least, found.at_most),
             is_lower_bound: found.has_no_end,
             out_of_order: found.out_of_order().collect(),
-            certain: is_sure,
+            certain,
             checked: checked.as_ref().is_some_and(Checked::is_exact),
             ran,
             reasons: self.doubts.reasons.clone(),

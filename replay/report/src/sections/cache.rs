@@ -128,7 +128,7 @@ fn misfits(story: &Story) -> Option<Section> {
             continue;
         }
         let text = format!(
-            "{}: {} of {} segments ({}) were reserved although PyTorch had as much unused memory: in blocks too small, or on other streams. It reserved up to {} for at most {} allocated",
+            "{}: {} of {} segments ({}) were reserved while PyTorch had that much free, but in blocks too small or on other streams. It reserved up to {} for at most {} allocated",
             device_name(story, ordinal),
             count(segments),
             count(cache.bought.segments),
@@ -151,7 +151,8 @@ fn misfits(story: &Story) -> Option<Section> {
         }
     }
     let section =
-        Section::new("misfits", "Reserved although as much was unused (external fragmentation)").lines(lines);
+        Section::new("misfits", "Segments reserved while enough memory was free (external fragmentation)")
+            .lines(lines);
     (!table.rows.is_empty()).then(|| {
         section
             .table(table.keep(ROWS, 2))

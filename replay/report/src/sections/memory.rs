@@ -105,7 +105,7 @@ fn torch_lines(story: &Story, name: &str, books: &DeviceBooks) -> Vec<(Mood, Str
     let unused = reserved.0.saturating_sub(allocated.0);
     if torch.allocations > 0 && unused > reserved.0 / 4 {
         let text = format!(
-            "{name}: at the peak, {} of PyTorch's {} were reserved but not allocated ({:.0} %)",
+            "{name}: at the peak, {} of PyTorch's {} was reserved but not allocated ({:.0} %)",
             bytes(Bytes(unused)),
             bytes(reserved),
             unused as f64 / reserved.0 as f64 * 100.0

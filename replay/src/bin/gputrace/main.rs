@@ -41,8 +41,17 @@ fn command() -> ExitCode {
         Ok(status) => status,
         Err(error) if show::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            show::complain!("{error:#}");
+            match is_full(&error) {
+                true => show::complain!("cannot write standard output: {error}"),
+                false => show::complain!("{error:#}"),
+            }
             ExitCode::from(show::CANNOT_KNOW)
         }
     }
+}
+
+/// Standard output has no room left: the error of a file has its name around it.
+fn is_full(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<std::io::Error>();
+    error.chain().len() == 1 && cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::StorageFull)
 }

@@ -817,7 +817,7 @@ fn refused(opcode: u8, at: u64) -> PickleError {
             let is_text = at == 0 && matches!(opcode, b'[' | b'{' | b' ' | b'\n');
             let what = match is_text {
                 true => "text, as JSON: name the snapshot or the trace that it was made from".to_owned(),
-                false => format!("byte 0x{opcode:02x} as an instruction"),
+                false => format!("not a pickle: 0x{opcode:02x}"),
             };
             return PickleError::Unexpected { what, at };
         }
@@ -857,7 +857,7 @@ mod tests {
             (b"\x80\x02K\x01NNs.", "a key set on something that is not a dictionary"),
             (b"\x80\x02K\x01Na.", "appended to something that is not a list"),
             (b"\x80\x02(\x86.", "an instruction without its operands"),
-            (b"\x80\x02\xff.", "byte 0xff as an instruction"),
+            (b"\x80\x02\xff.", "not a pickle: 0xff at byte 2"),
         ] {
             assert!(error(bytes).contains(said), "{bytes:?}: {}", error(bytes));
         }

@@ -5,10 +5,11 @@
 //! the state at the start from running the history backwards.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use gputrace_schemas::reader::looks_like_a_trace;
 use gputrace_sim::ops::{
     AllocId, Allocation, Builder, DriverCall, Frame, History, LayoutBlock, LayoutSegment, Op, OpStream,
     PoolIdx, RecordedOom, RecordedSettings, StackId, Stacks, StreamIdx, TooMany,
@@ -96,7 +97,21 @@ fn uncompressed(path: &Path) -> Result<Box<dyn Read>, ImportError> {
     let open = |cause| ImportError::Open { path: path.into(), cause };
     let mut file = BufReader::new(files::open(path).map_err(open)?);
     let is_gzip = file.fill_buf().map_err(open)?.starts_with(&[0x1f, 0x8b]);
-    Ok(if is_gzip { Box::new(flate2::bufread::MultiGzDecoder::new(file)) } else { Box::new(file) })
+    if !is_gzip {
+        return Ok(Box::new(file));
+    }
+    if is_zipped_trace(path) {
+        return Err(open(io::Error::other("a gputrace trace in gzip: gunzip it first")));
+    }
+    Ok(Box::new(flate2::bufread::MultiGzDecoder::new(file)))
+}
+
+/// Whether a trace was compressed. Damage is reported where the file is read.
+fn is_zipped_trace(path: &Path) -> bool {
+    let mut first = [0; 8];
+    let read = files::open(path)
+        .and_then(|file| flate2::bufread::MultiGzDecoder::new(BufReader::new(file)).read_exact(&mut first));
+    read.is_ok() && looks_like_a_trace(&first)
 }
 
 /// Reads a snapshot from uncompressed bytes; `path` is for messages.

@@ -41,7 +41,7 @@ impl std::fmt::Display for StepSource {
             StepSource::Ranges(name) => write!(to, "NVTX ranges '{name}'"),
             StepSource::Optimizer => write!(to, "calls of the optimizer"),
             StepSource::Period(agree, of) => {
-                write!(to, "{agree} of {of} call sites allocated exactly as often")
+                write!(to, "{agree} of {of} call sites that allocated exactly as often")
             }
         }
     }

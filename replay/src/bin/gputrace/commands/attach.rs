@@ -33,7 +33,7 @@ const ELSE: Duration = Duration::from_secs(10);
 
 /// Record a process that is already running
 ///
-/// If it was started with LD_PRELOAD=libgputrace.so and GPUTRACE=dormant, recording begins with its next call, and the trace
+/// If it was started with LD_PRELOAD=$(gputrace library) and GPUTRACE=dormant, recording begins with its next call, and the trace
 /// includes the memory that it already holds, with the time of allocation. Otherwise the library is loaded into it: one thread stops for less than a
 /// millisecond, no code changes, and of earlier memory the trace has only PyTorch's blocks (x86-64, glibc; needs the
 /// permissions of a debugger). `gputrace ps` lists the processes that you can attach to, and `gputrace detach` ends the
@@ -41,10 +41,10 @@ const ELSE: Duration = Duration::from_secs(10);
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  LD_PRELOAD=libgputrace.so GPUTRACE=dormant python train.py   # not recorded yet
-  gputrace attach 4711                                         # records from now on
+  LD_PRELOAD=$(gputrace library) GPUTRACE=dormant python train.py   # not recorded yet
+  gputrace attach 4711                                              # records from now on
   gputrace attach -o /tmp/grows.gtr --stacks all 4711
-  gputrace attach --snapshot 4711                              # what is held now")]
+  gputrace attach --snapshot 4711                                   # what is held now")]
 pub(super) struct AttachArgs {
     /// Process ID
     pid: u32,

@@ -162,7 +162,7 @@ impl Which {
             }
             None if self == Which::Growth && !leaks.can_tell() => Gate::cannot_know(
                 path,
-                "the trace is too short, or frees too little, to distinguish growth from warm-up",
+                "the trace is too short, or has too few frees, to tell growth from warm-up",
             ),
             None => Gate::Passes,
         }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{ArgMatches, Args};
 use gputrace_schemas::printable::Screen;
 
@@ -134,7 +134,7 @@ const MOST_STRANGERS: usize = 8;
 impl Scraped {
     fn listen(asked: &str, mut names: Vec<String>) -> anyhow::Result<Scraped> {
         let addresses =
-            asked.to_socket_addrs().with_context(|| format!("--listen {asked}: write ADDRESS:PORT"))?;
+            asked.to_socket_addrs().map_err(|why| anyhow!("--listen {asked}: {why}; write ADDRESS:PORT"))?;
         let addresses: Vec<SocketAddr> = addresses.collect();
         if addresses.iter().any(|address| !address.ip().is_loopback()) {
             complain!(

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
 use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_schemas::printable::{Screen, is_obeyed, printable};
@@ -237,7 +237,7 @@ fn run_words(words: &[OsString], out: &mut Screen) -> anyhow::Result<ExitCode> {
         Ok(matches) => matches,
         Err(error) => match gone(&error) {
             Some((verb, instead)) => bail!("`gputrace {verb}` no longer exists: {instead}"),
-            None => return Ok(misused(&wrong(error, words), words)),
+            None => return Ok(misused(&helpful(wrong(error, words)), words)),
         },
     };
     let Some((name, arguments)) = matches.subcommand() else { return Ok(ExitCode::from(2)) };
@@ -336,8 +336,34 @@ fn wrong(error: clap::Error, words: &[OsString]) -> clap::Error {
     command().try_get_matches_from(shown).err().unwrap_or_else(instead)
 }
 
+/// The same error with the nearest verb first, and without the advice to pass an option that nobody knows as a value.
+fn helpful(mut error: clap::Error) -> clap::Error {
+    if error.kind() == ErrorKind::UnknownArgument {
+        error.remove(ContextKind::Suggested);
+    }
+    if let Some(ContextValue::Strings(mut verbs)) = error.remove(ContextKind::SuggestedSubcommand) {
+        // clap has the nearest last.
+        verbs.reverse();
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(verbs));
+    }
+    error
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn the_nearest_verb_comes_first_and_an_unknown_option_is_not_a_value() {
+        let said = |words: &[&str]| {
+            let error = super::command().try_get_matches_from(words).expect_err("wrong words");
+            super::helpful(error).to_string()
+        };
+        let misspelt = said(&["gputrace", "reprot"]);
+        assert!(misspelt.contains("exist: 'report', 'export'"), "{misspelt}");
+        let unknown = said(&["gputrace", "report", "--frobnicate"]);
+        assert!(unknown.contains("unexpected argument '--frobnicate' found"), "{unknown}");
+        assert!(!unknown.contains("as a value"), "{unknown}");
+    }
+
     #[test]
     fn every_verb_has_help_and_consistent_arguments() {
         let command = super::command();

@@ -269,7 +269,7 @@ fn of_job(runs: &[(Values, PathBuf)], asked: &Asked) -> anyhow::Result<Reply<Ans
 }
 
 fn read(values: &Values, path: &Path) -> anyhow::Result<Recorded> {
-    let trace = import::load(path).with_context(|| format!("cannot read {}", shown(path)))?;
+    let trace = import::load(path)?;
     trace.notes.iter().for_each(|note| complain!("{}: {note}", path.display()));
     if trace.devices.is_empty() {
         bail!("{}: it holds no device memory", shown(path));

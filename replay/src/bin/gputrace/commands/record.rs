@@ -44,7 +44,7 @@ Examples:
   gputrace record --nccl-timing -o 'job/%r.gtr' -- torchrun --nproc-per-node 8 train.py
 
 Exit status: the program's own; 125 if it cannot be traced (and is not started), 126 if it cannot run, 127 if it is not found.
-Without this command: LD_PRELOAD=libgputrace.so GPUTRACE_OUTPUT=... python train.py")]
+Without this command: LD_PRELOAD=$(gputrace library) GPUTRACE_OUTPUT=... python train.py")]
 pub(super) struct RecordArgs {
     /// Folder for traces, or name with %e executable, %h host, %p pid, %r rank, %l local rank, %n counter, %t time,
     /// %q{ENV}, %%

@@ -223,7 +223,7 @@ fn why_nothing(program: &str) -> String {
     }
     let mut why = format!("neither {program} nor any program that it started created a CUDA context");
     if crate::commands::doctor::libcuda().is_none() {
-        why += " (libcuda.so.1 is not found on this machine)";
+        why = format!("this machine has no CUDA driver (libcuda.so.1), and {why}");
     }
     format!("{why}; `gputrace doctor {program}` checks what may keep it from being seen")
 }

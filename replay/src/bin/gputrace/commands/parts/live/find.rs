@@ -60,7 +60,7 @@ impl Which {
             [one] if one.is_dir() => Ok(Which::Folder(one.clone())),
             [one] if !one.exists() && number(one).is_some() => {
                 let pid = number(one).unwrap_or_default();
-                anyhow::ensure!(Path::new(&format!("/proc/{pid}")).exists(), "there is no process {pid}");
+                anyhow::ensure!(Path::new(&format!("/proc/{pid}")).exists(), "process {pid} does not exist");
                 Ok(Which::Process(pid))
             }
             files => {
