@@ -2,6 +2,7 @@
 
 use super::facts::called_at;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use crate::postmortem::n_layers;
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_analyse::holdings::{Holding, Purpose};
 use gputrace_analyse::libraries::When;
@@ -24,6 +25,11 @@ pub(super) fn is_activation(facts: &Facts<'_>, holder: &Holder) -> bool {
         .into_iter()
         .any(|sign| holder.signs.has(sign));
     let role = facts.role(holder);
+    // Between its layers, the program's own line may call functions: one result for each layer of the first pass.
+    let is_between = holder.blocks >= 2
+        && holder.signs.has(Sign::Own)
+        && !has_stepped(facts)
+        && facts.held.is_some_and(|held| holder.blocks <= n_layers(held));
     let is_lasting = matches!(
         role,
         "parameters"
@@ -36,7 +42,8 @@ pub(super) fn is_activation(facts: &Facts<'_>, holder: &Holder) -> bool {
     );
     !is_other
         && !is_lasting
-        && (holder.signs.has(Sign::Forward)
+        && (is_between
+            || holder.signs.has(Sign::Forward)
             || holder.signs.has(Sign::Functional)
             || role.starts_with("activations"))
 }

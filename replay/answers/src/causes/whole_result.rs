@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::Bytes;
 
+use super::activations_beyond_card::has_stepped;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use crate::postmortem::n_layers;
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::words::{bytes, count};
 
@@ -63,6 +65,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         }
     }
     let (size, (n, first)) = sizes.into_iter().next_back()?;
+    // Before the first backward pass, as many as the model has layers are what these left.
+    if n >= 2 && n <= n_layers(held) && !has_stepped(facts) {
+        return None;
+    }
     // A script keeps its buffers from call to call.
     let is_enough = n >= 2 && own.0 != "<module>" || size == asked;
     let sum = Bytes(size.0.saturating_mul(n));
