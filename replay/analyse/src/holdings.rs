@@ -643,7 +643,7 @@ impl Maker<'_> {
             let life = &self.lives.list[idx];
             let is_kept = life.born < self.worked && self.worked < life.died;
             let is_made = role == Some(Role::Optimizer) || is_kept || signs.has(Sign::State);
-            let is_state = is_made && !signs.has(Sign::Foreach);
+            let is_state = is_kept || is_made && !signs.has(Sign::Foreach);
             return if is_state { Purpose::State } else { Purpose::OptimizerTemporaries };
         }
         if signs.has(Sign::Backward) {

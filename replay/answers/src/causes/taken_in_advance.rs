@@ -1,6 +1,7 @@
 //! Memory that a program takes in one go for later: blocks of a key-value cache, a pool.
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use crate::postmortem::n_layers;
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_analyse::libraries::When;
 use gputrace_analyse::piles::{Course, Pile};
@@ -28,6 +29,11 @@ fn filled(facts: &Facts<'_>) -> Option<Case> {
     facts.failure?;
     let held = facts.held?;
     let (all, most) = facts.with(|holder| facts.role(holder) == "KV cache" && is_filled(holder))?;
+    let is_named = facts.site(most.site).to_lowercase().contains("cache");
+    // Else, few blocks of a model that runs are activations of its layers.
+    if !is_named && most.rising_sizes <= n_layers(held) {
+        return None;
+    }
     (all.0.saturating_mul(5) >= held.bytes.0.saturating_mul(2)).then(|| Case {
         what: format!(
             "{} of {} in use then are a key-value cache, requested while the model ran ({} blocks)",
@@ -37,8 +43,11 @@ fn filled(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(most.site),
         bytes: all,
-        sure: "certain that the cache's own code requested them; which sequences they are of is not recorded"
-            .into(),
+        sure: match is_named {
+            true => "certain that the cache's own code requested them; which sequences they are of is not recorded",
+            false => "likely: as the model ran, this line replaced its blocks by larger ones",
+        }
+        .into(),
         fix: Fix::words(
             most.offer(When::Grows)
                 .unwrap_or("keep fewer or shorter sequences, or bound the cache (a sliding window)"),
