@@ -14,7 +14,7 @@ use gputrace_analyse::fragmentation::Fragmentation;
 use gputrace_analyse::growth::Growth;
 use gputrace_analyse::held::{HeldAt, Sign};
 use gputrace_analyse::live;
-use gputrace_analyse::repetition::Rounds;
+use gputrace_analyse::repetition::{Repeated, Rounds};
 use gputrace_analyse::story::Story;
 use gputrace_report::model::{Mood, Section, Table, Value};
 use gputrace_report::sections::POSTMORTEM;
@@ -269,15 +269,18 @@ impl Postmortem {
     }
 
     /// Whether what a line left was made once, a block for each layer or each parameter: a model's first pass, as no backward pass has begun,
-    /// leaves no more blocks than it has weights of one size, and an optimizer's first step makes its state.
+    /// runs a line no more often than it has weights of one size, and an optimizer's first step makes its state.
     fn is_first_pass(&self, device: i16, site: &GrowingSite) -> bool {
         let Some(lifetimes) = self.story.lifetimes.as_ref() else { return false };
         let n_passes = lifetimes.devices.iter().map(|device| device.n_passes).max().unwrap_or(0);
         let Some(held) = lifetimes.at_failure.iter().find(|it| it.device == device) else { return false };
         let holder = site.place.and_then(|place| held.holders.iter().find(|it| it.site == place.site));
-        let is_state = holder.is_some_and(|holder| holder.signs.has(Sign::Optimizer));
-        let left = site.repeated.as_ref().map_or(u64::MAX, |repeated| repeated.left);
-        n_passes == 0 && left <= n_layers(held) || n_passes <= 1 && is_state
+        let has = |sign| holder.is_some_and(|holder| holder.signs.has(sign));
+        let turns = |it: &Repeated| it.turns.unwrap_or(it.left).max(it.left);
+        let turns = site.repeated.as_ref().map_or(u64::MAX, turns);
+        // Models that are made again and again are no pass through one.
+        let is_of_layers = n_passes == 0 && turns <= n_layers(held) && !has(Sign::Model);
+        is_of_layers || n_passes <= 1 && has(Sign::Optimizer)
     }
 
     /// Says that memory was used up by what grows.

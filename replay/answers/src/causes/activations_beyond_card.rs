@@ -26,7 +26,7 @@ pub(super) fn is_activation(facts: &Facts<'_>, holder: &Holder) -> bool {
         .any(|sign| holder.signs.has(sign));
     let role = facts.role(holder);
     // Between its layers, the program's own line may call functions: one result for each layer of the first pass.
-    let is_between = holder.blocks >= 2
+    let is_between = holder.blocks > 2
         && holder.signs.has(Sign::Own)
         && !has_stepped(facts)
         && facts.held.is_some_and(|held| holder.blocks <= n_layers(held));

@@ -93,7 +93,8 @@ fn previous(facts: &Facts<'_>) -> Option<Case> {
     let held = facts.holders().find(|holder| is_before(facts, holder))?;
     // In the first pass through a model, that is the result of another layer, which the backward pass needs.
     let is_of_a_layer = held.signs.has(Sign::Forward) || held.signs.has(Sign::Functional);
-    if is_of_a_layer && !has_stepped(facts) && facts.held.is_some_and(|held| n_layers(held) > 1) {
+    let is_one_pass = facts.held.is_some_and(|all| held.worked_since <= n_layers(all));
+    if is_of_a_layer && is_one_pass && !has_stepped(facts) {
         return None;
     }
     Some(Case {

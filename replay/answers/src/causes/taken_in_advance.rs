@@ -29,7 +29,8 @@ fn filled(facts: &Facts<'_>) -> Option<Case> {
     facts.failure?;
     let held = facts.held?;
     let (all, most) = facts.with(|holder| facts.role(holder) == "KV cache" && is_filled(holder))?;
-    let is_named = facts.site(most.site).to_lowercase().contains("cache");
+    let offered = most.offer(When::Grows);
+    let is_named = offered.is_some() || facts.site(most.site).to_lowercase().contains("cache");
     // Else, few blocks of a model that runs are activations of its layers.
     if !is_named && most.rising_sizes <= n_layers(held) {
         return None;
@@ -49,8 +50,7 @@ fn filled(facts: &Facts<'_>) -> Option<Case> {
         }
         .into(),
         fix: Fix::words(
-            most.offer(When::Grows)
-                .unwrap_or("keep fewer or shorter sequences, or bound the cache (a sliding window)"),
+            offered.unwrap_or("keep fewer or shorter sequences, or bound the cache (a sliding window)"),
             "",
         ),
         verb: "oom",
