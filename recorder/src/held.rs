@@ -169,7 +169,11 @@ impl Held {
     pub(crate) fn event(&mut self, event: &Event) {
         self.n_events += 1;
         let order = self.n_events;
-        self.newest = self.newest.max(event.time);
+        // The recorder's own are of the moment at which it wrote them: the program's, read late, may be older.
+        let is_own = matches!(event.kind, EventKind::Note(_) | EventKind::Sample(_) | EventKind::Lost(_));
+        if !is_own {
+            self.newest = self.newest.max(event.time);
+        }
         match &event.kind {
             EventKind::BlockAlloc(alloc) => self.block(order, event, alloc),
             EventKind::BlockFree(free) => self.block_freed(order, event, free),

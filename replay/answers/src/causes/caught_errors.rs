@@ -13,6 +13,9 @@ pub(super) const CAUSE: Cause = Cause {
     find,
 };
 
+/// What is kept explains a failed request that is at most so many times as large.
+const LEAST: u64 = 16;
+
 fn find(facts: &Facts<'_>) -> Option<Case> {
     let all = attempts(facts);
     let most = all.iter().copied().max_by_key(|it| it.still.bytes)?;
@@ -54,8 +57,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
 
 /// Those that still held something at the failure.
 fn attempts<'a>(facts: &Facts<'a>) -> Vec<&'a CaughtOom> {
-    let Some(Failure::Torch(ordinal, _)) = facts.failure else { return vec![] };
-    let is_there = |kept: &&CaughtOom| kept.device == ordinal && kept.is_user_code && kept.still.bytes.0 > 0;
+    let Some(Failure::Torch(ordinal, error)) = facts.failure else { return vec![] };
+    // A workspace that was made meanwhile does not explain that so much more could not be had.
+    let least = error.requested.unwrap_or(error.bytes).0 / LEAST;
+    let is_there =
+        |kept: &&CaughtOom| kept.device == ordinal && kept.is_user_code && kept.still.bytes.0 > least;
     facts.found.caught.iter().filter(is_there).collect()
 }
 

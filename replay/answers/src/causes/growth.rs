@@ -105,15 +105,18 @@ const KEEPERS: &[Keeper] = &[
     Keeper {
         cause: cause(
             NUMBERS,
-            "PyTorch's smallest blocks, of one line, remain each time, together less than a thousandth of the memory; nothing else grows",
-            "larger blocks, and several lines that grow together, as a graph does",
+            "one of PyTorch's smallest blocks remains of each line that grows each time, together less than a thousandth of the memory",
+            "larger blocks, as a graph has",
         ),
         claims: |facts, grown| {
             let is_small = |holder: &Holder| holder.sizes.keys().all(|size| *size <= SMALLEST);
+            let is_number =
+                |site: &&GrowingSite| site.repeated.as_ref().is_some_and(|it| it.each <= SMALLEST);
+            let left = grown.all.iter().fold(0_u64, |sum, site| sum.saturating_add(site.left().0));
             grown.account() == Some(Account::Blocks)
-                && grown.all.len() == 1
                 && grown.holder.is_some_and(is_small)
-                && grown.site.left().0.saturating_mul(LITTLE) < facts.all.0
+                && grown.all.iter().all(is_number)
+                && left.saturating_mul(LITTLE) < facts.all.0
         },
         why: "each is one of PyTorch's smallest blocks",
         fix: "store numbers instead of tensors: `.item()`, or `torch.stack` of them now and then",

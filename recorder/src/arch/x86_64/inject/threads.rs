@@ -31,7 +31,7 @@ const ROOM: u64 = 64 << 10;
 const LOOKED_AT: usize = 128;
 
 /// Calls at whose begin a thread may be borrowed: none that allocators, the loader or threads at their begin and end make.
-const BEGINNINGS: [i64; 34] = [
+const BEGINNINGS: [i64; 35] = [
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -47,6 +47,7 @@ const BEGINNINGS: [i64; 34] = [
     libc::SYS_close,
     libc::SYS_poll,
     libc::SYS_select,
+    libc::SYS_pselect6,
     libc::SYS_ioctl,
     libc::SYS_fcntl,
     libc::SYS_sched_yield,

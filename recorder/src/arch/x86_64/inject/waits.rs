@@ -52,7 +52,7 @@ impl Call {
 
     /// `has_timeout`: whether a descriptor is a socket on which waits end after a time.
     fn effect(&self, has_timeout: impl Fn(u64) -> bool) -> Effect {
-        let [descriptor, second, third, fourth, fifth, _] = self.arguments;
+        let [descriptor, second, third, fourth, fifth, sixth] = self.arguments;
         let for_ever = |is_so: bool, otherwise: Effect| if is_so { Effect::Same } else { otherwise };
         let received = |flags: u64| match flags as i32 & libc::MSG_WAITALL {
             0 => for_ever(!has_timeout(descriptor), Effect::Anew),
@@ -61,8 +61,9 @@ impl Call {
         };
         match self.number {
             libc::SYS_wait4 => Effect::Same,
-            // The kernel writes down the rest of its time.
+            // The kernel writes down the rest of its time. With a mask of signals, see below.
             libc::SYS_select => Effect::Same,
+            libc::SYS_pselect6 if sixth == 0 => Effect::Same,
             libc::SYS_read | libc::SYS_accept | libc::SYS_accept4 => {
                 for_ever(!has_timeout(descriptor), Effect::Anew)
             }
@@ -164,6 +165,9 @@ mod tests {
             (libc::SYS_recvfrom, [3, 0, 1, 0, 0, 0], Effect::Same),
             (libc::SYS_recvfrom, [3, 0, 1, libc::MSG_WAITALL as u64, 0, 0], Effect::Parts),
             (libc::SYS_recvmsg, [3, 0, libc::MSG_WAITALL as u64, 0, 0, 0], Effect::Parts),
+            (libc::SYS_select, [0, 0, 0, 0, 4096, 0], Effect::Same),
+            (libc::SYS_pselect6, [0, 0, 0, 0, 4096, 0], Effect::Same),
+            (libc::SYS_pselect6, [0, 0, 0, 0, 4096, 4096], Effect::Ends),
             (libc::SYS_poll, [0, 1, minus_one, 0, 0, 0], Effect::Same),
             (libc::SYS_poll, [0, 1, 1000, 0, 0, 0], Effect::Resumed),
             (libc::SYS_epoll_wait, [3, 0, 1, minus_one, 0, 0], Effect::Same),
