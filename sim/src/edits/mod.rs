@@ -261,13 +261,7 @@ impl Edits {
                 "the program scales its gradients: the data determines which steps are skipped, and when the state is created",
             );
         }
-        let chooses_parameters = self.lora.is_some() || self.freeze.is_some();
-        if chooses_parameters && gradients::has_untrained(recorded) {
-            changes.note(
-                Sure::Guess,
-                "much of the model has no gradients, as a frozen part or a copy: the edit is assumed to leave that out",
-            );
-        }
+        self.note_untrained(recorded, &mut changes);
         let optimizer = self.optimizer_after(recorded)?;
         if let Some(precision) = self.precision {
             precision::cast(&mut program, precision, end, &mut changes)?;
@@ -350,6 +344,17 @@ impl Edits {
             ));
         }
         Ok(())
+    }
+
+    /// Says where it is not known which parameters are trained.
+    fn note_untrained(&self, recorded: &Program<'_>, changes: &mut Changes) {
+        let chooses_parameters = self.lora.is_some() || self.freeze.is_some();
+        if chooses_parameters && gradients::has_untrained(recorded) {
+            changes.note(
+                Sure::Guess,
+                "much of the model has no gradients, as a frozen part or a copy: the edit is assumed to leave that out",
+            );
+        }
     }
 
     fn margins(&self, recorded: &Program<'_>, sure: Sure) -> Margins {
