@@ -558,7 +558,7 @@ fn runs_that_predict_nothing_are_refused_with_what_is_missing() {
         ),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at batch=1099511627776", "no device has that much"),
         ("b4s1024.gtr b8s1024.gtr --at batch=8", "does not give the values of the run"),
-        ("batch=4:b4s1024.gtr batch=8:none.gtr --at batch=8", "cannot read none.gtr"),
+        ("batch=4:b4s1024.gtr batch=8:none.gtr --at batch=8", "none.gtr: No such file"),
         ("batch=4:b4s1024.gtr batch=8:. --at batch=8", "name one folder per run, or one trace per run"),
         ("batch=4:. batch=8:. --at batch=8", "the ranks of its 3 processes are not known"),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at batch=0", "is not a whole number from 1 on"),

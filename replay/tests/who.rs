@@ -125,5 +125,5 @@ fn an_address_of_a_graph_names_its_pool_and_one_beside_everything_its_neighbours
     assert_eq!((n_captured, owners.len() > 5), (1, true), "{owners:?}");
     let nowhere = who(0x10, &trace);
     let text = nowhere.to_string();
-    assert!(text.contains("no recorded memory had this address"), "{text}");
+    assert!(text.contains("no recorded allocation contained or was near this address"), "{text}");
 }
