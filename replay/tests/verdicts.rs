@@ -65,7 +65,7 @@ fn each_example_is_told_by_its_kind_and_its_faulty_line() {
         let faults = faults(example);
         assert!(faults.iter().any(|fault| site.contains(fault)), "{example}: {site}, and not {faults:?}");
         let lines = verdict(&trace);
-        assert!(lines.len() <= 12, "{example}: {lines:#?}");
+        assert!(lines.len() <= 9, "{example}: {lines:#?}");
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{example}: {lines:#?}");
     }
 }
@@ -145,7 +145,7 @@ fn each_program_of_one_fault_is_told_by_its_kind_and_its_faulty_line_and_healthy
             wrong.push(format!("{name}: {kind} {faults:?} {setting}, and not {told}"));
         }
         let lines = verdict(&trace);
-        assert!(lines.len() <= 12, "{name}: {lines:#?}");
+        assert!(lines.len() <= 9, "{name}: {lines:#?}");
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(n_faults >= 10 && n_healthy >= 5, "{n_faults} with a fault, {n_healthy} without");

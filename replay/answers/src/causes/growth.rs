@@ -29,6 +29,8 @@ const NUMBERS: &str = "numbers kept as tensors";
 /// Smaller gradients than this say nothing about whose they are.
 const LEAST_GRADIENT: u64 = 1 << 16;
 
+/// Between a line and the one that called it.
+const CALLED_FROM: &str = ", called from ";
 /// The name where nothing is known of what keeps it.
 const RESULTS: &str = "results kept";
 
@@ -243,7 +245,7 @@ const KEEPERS: &[Keeper] = &[
                 && (grown.all.len() == 1 || is_one_each(grown))
                 && is_alone(facts, grown)
         },
-        why: "no other line of the model does",
+        why: "no other line inside the model does",
         fix: "a list, attribute, buffer or hook keeps it, or a slice of it: keep `x.detach().cpu()`, or clone the part (`gc.get_referrers` shows which)",
     },
     Keeper {
@@ -462,10 +464,21 @@ fn other(facts: &Facts<'_>, site: &GrowingSite) -> String {
     };
     let other = facts.all_grown().find(is_other);
     let lines = |it: Grown<'_>| match it.holder.filter(|holder| !holder.lines.is_empty()) {
-        Some(holder) => format!(" ({})", holder.lines),
-        None => format!(" ({})", it.site.named.site),
+        Some(holder) => by_file_names(&holder.lines),
+        None => by_file_names(&it.site.named.site),
     };
-    other.map_or_else(String::new, lines)
+    other.map_or_else(String::new, |other| format!(" ({})", lines(other)))
+}
+
+/// `cache.py:17, called from serve.py:33` of lines with their functions and folders; a text without such a line as it is.
+fn by_file_names(lines: &str) -> String {
+    let short = |line: &str| {
+        let (_, rest) = line.split_once(" (")?;
+        let (place, _) = rest.split_once(')')?;
+        place.contains(':').then(|| place.rsplit('/').next().unwrap_or_default().to_owned())
+    };
+    let all: Option<Vec<String>> = lines.split(CALLED_FROM).map(short).collect();
+    all.map_or_else(|| lines.to_owned(), |all| all.join(CALLED_FROM))
 }
 
 /// How sure it is that a line grows: of the statement that is made.
