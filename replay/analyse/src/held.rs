@@ -80,6 +80,8 @@ pub struct Holder {
     pub lines: String,
     /// Blocks that models requested between the first of it and that moment.
     pub worked_since: u64,
+    /// Those of them that were still held then.
+    pub kept_since: u64,
     /// What the libraries on that stack offer against it, the innermost first.
     pub offers: Vec<&'static Offer>,
 }
@@ -280,12 +282,13 @@ impl HeldAt {
         let mut bytes = 0_u64;
         let known = lives.list.iter().zip(&roles.of_lives).zip(signs);
         let own = known.filter(|((life, _), _)| life.device == device && life.since <= time);
-        let mut n_worked = 0;
+        let (mut n_worked, mut n_kept) = (0, 0);
         for ((life, role), signs) in own {
             n_worked += u64::from(signs.has(Sign::Forward));
             if !is_held(life) {
                 continue;
             }
+            n_kept += u64::from(signs.has(Sign::Forward));
             bytes = bytes.saturating_add(life.bytes.0);
             let holder = by_line.entry((life.site, *role, *signs)).or_insert_with(|| Holder {
                 site: life.site,
@@ -302,6 +305,7 @@ impl HeldAt {
                 caller: String::new(),
                 lines: String::new(),
                 worked_since: n_worked,
+                kept_since: n_kept,
                 offers: vec![],
             });
             holder.bytes.0 += life.bytes.0;
@@ -324,6 +328,7 @@ impl HeldAt {
             holder.caller = caller_of_model(definitions, holder.stack).unwrap_or_default();
             holder.lines = holdings::own_lines(definitions, holder.stack, holdings::MOST_LINES);
             holder.worked_since = n_worked - holder.worked_since;
+            holder.kept_since = n_kept - holder.kept_since;
             holder.offers = offers(definitions, holder.stack);
         }
         holders.sort_by_key(|holder| (Reverse(holder.bytes), holder.site, holder.role, holder.signs));
@@ -352,6 +357,22 @@ impl HeldAt {
             }
         }
         self
+    }
+
+    /// Weights of one size in the models that were moved to the device, the most of any size: one pass runs a line so many times at most.
+    #[must_use]
+    pub fn n_layers(&self) -> u64 {
+        let models = self.holders.iter().filter(|holder| holder.signs.has(Sign::Model));
+        let weights =
+            models.flat_map(|holder| &holder.sizes).filter(|(size, _)| size.0 >= holdings::LEAST_WEIGHT);
+        weights.map(|(_, n)| *n).max().unwrap_or(0)
+    }
+
+    /// Whether `n` results of a line may be those of the layers in one forward pass, which keeps most of what it makes. Without a graph each
+    /// call of a model frees most of it.
+    #[must_use]
+    pub fn is_one_pass(&self, holder: &Holder, n: u64) -> bool {
+        n > 1 && n <= self.n_layers() && holder.kept_since.saturating_mul(2) >= holder.worked_since
     }
 
     /// All that holders with a property held.

@@ -29,8 +29,8 @@ use gputrace_trace::ledger::{Ledger, SiteId, TorchOom};
 pub(crate) const MOST_LINES: usize = 3;
 /// Holdings of which it is computed what the peak would be without them.
 const MOST_TRIED: usize = 24;
-/// Smaller blocks say nothing about copies.
-const LEAST_WEIGHT: u64 = 1 << 16;
+/// Smaller blocks may have the size of a weight by chance.
+pub(crate) const LEAST_WEIGHT: u64 = 1 << 16;
 /// Different sizes that a copy of weights has in common with them.
 const LEAST_SIZES: usize = 2;
 /// As many sets of the weights may one line have made.

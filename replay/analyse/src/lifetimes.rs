@@ -172,6 +172,12 @@ pub struct Replaced {
 }
 
 impl Lifetimes {
+    /// Backward passes, of the device that saw most.
+    #[must_use]
+    pub fn n_passes(&self) -> usize {
+        self.devices.iter().map(|device| device.n_passes).max().unwrap_or(0)
+    }
+
     /// Of all lives.
     #[must_use]
     pub fn of(

@@ -15,14 +15,13 @@ use gputrace_sim::stacks::python_package;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::held::{Known, Sign, Signs, caller_of_model};
+use crate::holdings::LEAST_WEIGHT;
 use crate::lives::{Life, NEVER};
 use crate::roles::Role;
 use gputrace_trace::Definitions;
 use gputrace_trace::backward::python_lines;
 use gputrace_trace::ledger::SiteId;
 
-/// Smaller blocks may have the size of a weight by chance.
-const LEAST_WEIGHT: u64 = 1 << 16;
 /// A set of weights has so many blocks at least.
 const LEAST_BLOCKS: usize = 2;
 /// A later set counts from this part of the earlier one on: one in so many. The request that failed may have been for it.

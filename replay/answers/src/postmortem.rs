@@ -37,9 +37,6 @@ pub struct Postmortem {
     pub usual: BTreeMap<i16, Usual>,
 }
 
-/// Smaller tensors of a model are not the weights of a layer, in bytes.
-const LEAST_WEIGHT: u64 = 1 << 16;
-
 /// What a line requested in earlier turns of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Usual {
@@ -49,13 +46,6 @@ pub struct Usual {
     pub largest: Bytes,
     /// Turns in which it requested something.
     pub turns: u64,
-}
-
-/// Weights of one size in a model that was moved to the device: so many layers at most run the same line in one pass.
-pub(crate) fn n_layers(held: &HeldAt) -> u64 {
-    let models = held.holders.iter().filter(|holder| holder.signs.has(Sign::Model));
-    let weights = models.flat_map(|holder| &holder.sizes).filter(|(size, _)| size.0 >= LEAST_WEIGHT);
-    weights.map(|(_, n)| *n).max().unwrap_or(0)
 }
 
 impl Usual {
@@ -272,15 +262,15 @@ impl Postmortem {
     /// runs a line no more often than it has weights of one size, and an optimizer's first step makes its state.
     fn is_first_pass(&self, device: i16, site: &GrowingSite) -> bool {
         let Some(lifetimes) = self.story.lifetimes.as_ref() else { return false };
-        let n_passes = lifetimes.devices.iter().map(|device| device.n_passes).max().unwrap_or(0);
         let Some(held) = lifetimes.at_failure.iter().find(|it| it.device == device) else { return false };
-        let holder = site.place.and_then(|place| held.holders.iter().find(|it| it.site == place.site));
-        let has = |sign| holder.is_some_and(|holder| holder.signs.has(sign));
+        let of_line = |site| held.holders.iter().find(|it| it.site == site);
+        let Some(holder) = site.place.and_then(|place| of_line(place.site)) else { return false };
         let turns = |it: &Repeated| it.turns.unwrap_or(it.left).max(it.left);
         let turns = site.repeated.as_ref().map_or(u64::MAX, turns);
+        let n_passes = lifetimes.n_passes();
         // Models that are made again and again are no pass through one.
-        let is_of_layers = n_passes == 0 && turns <= n_layers(held) && !has(Sign::Model);
-        is_of_layers || n_passes <= 1 && has(Sign::Optimizer)
+        let is_of_layers = n_passes == 0 && held.is_one_pass(holder, turns) && !holder.signs.has(Sign::Model);
+        is_of_layers || n_passes <= 1 && holder.signs.has(Sign::Optimizer)
     }
 
     /// Says that memory was used up by what grows.

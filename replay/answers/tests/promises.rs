@@ -1,42 +1,11 @@
 //! What the first screen promises of a remedy, and the lines that it names beside the first.
 
-use gputrace_analyse::categories::Categories;
-use gputrace_analyse::growth::Growth;
-use gputrace_analyse::story::Story;
-use gputrace_answers::postmortem::Postmortem;
-use gputrace_answers::verdict::verdict;
-use gputrace_report::model::{Item, Value};
-use gputrace_trace::scene::recording;
-use gputrace_trace::source::Source;
+mod told;
 
-const MODULE: &str = "Module._call_impl@/v/site-packages/torch/nn/modules/module.py:1790";
-const LINEAR: &str = "Linear.forward@/v/site-packages/torch/nn/modules/linear.py:134";
+use told::{LINEAR, MODULE, block, free, told};
+
 const MOVED: &str = "Module.to.<locals>.convert@/v/site-packages/torch/nn/modules/module.py:1370,Module._apply@/v/site-packages/torch/nn/modules/module.py:965";
 const ENGINE: &str = "_engine_run_backward@/v/site-packages/torch/autograd/graph.py:823,backward@/v/site-packages/torch/_tensor.py:600";
-
-/// The title and the lines of the verdict on a scene, with the remarks.
-fn told(scene: &str) -> String {
-    let source = Source::of("job/train.gtr", recording(scene));
-    let mut growth = Growth::default();
-    let story = Story::with_lifetimes_and(&source, &Categories::default(), &mut growth);
-    let found = Postmortem::of_story(story, &source, &growth);
-    let verdict = verdict(&found, &source);
-    let lines = verdict.section.items.iter().map(|item| match item {
-        Item::Fact { label, value: Value::Text(text) | Value::Command(text), remark, .. } => {
-            format!("\n{label}: {text}; {remark}")
-        }
-        other => panic!("{other:?}"),
-    });
-    verdict.section.title.clone() + &lines.collect::<String>()
-}
-
-fn block(name: &str, mib: u64, by: &str) -> String {
-    format!("block addr={name} bytes={mib}M requested={mib}M by={by}\n")
-}
-
-fn free(name: &str, mib: u64) -> String {
-    format!("free addr={name} bytes={mib}M\n")
-}
 
 /// A layer's line of a model that is called at a line of the program.
 fn layer(line: u32, at: &str) -> String {

@@ -1,42 +1,10 @@
 //! Programs as scenes: what recurs is growth, what is made once is none, and each cause is told from its neighbours.
 
-use gputrace_analyse::categories::Categories;
-use gputrace_analyse::growth::Growth;
-use gputrace_analyse::story::Story;
-use gputrace_answers::postmortem::Postmortem;
-use gputrace_answers::verdict::verdict;
-use gputrace_report::model::{Item, Value};
-use gputrace_trace::scene::recording;
-use gputrace_trace::source::Source;
+mod told;
 
-const MODULE: &str = "Module._call_impl@/v/site-packages/torch/nn/modules/module.py:1790";
-const LINEAR: &str = "Linear.forward@/v/site-packages/torch/nn/modules/linear.py:134";
+use told::{LINEAR, MODULE, block, free, told};
+
 const ENGINE: &str = "torch::autograd::Engine::evaluate_function@libtorch_cpu.so";
-
-/// The title and the lines of the verdict on a scene.
-fn told(scene: &str) -> String {
-    let source = Source::of("job/train.gtr", recording(scene));
-    let mut growth = Growth::default();
-    let story = Story::with_lifetimes_and(&source, &Categories::default(), &mut growth);
-    let found = Postmortem::of_story(story, &source, &growth);
-    let verdict = verdict(&found, &source);
-    let lines = verdict.section.items.iter().map(|item| match item {
-        Item::Fact { label, value: Value::Text(text) | Value::Command(text), .. } => {
-            format!("\n{label}: {text}")
-        }
-        other => panic!("{other:?}"),
-    });
-    verdict.section.title.clone() + &lines.collect::<String>()
-}
-
-/// A block: its name, MiB, and its stack.
-fn block(name: &str, mib: u64, by: &str) -> String {
-    format!("block addr={name} bytes={mib}M requested={mib}M by={by}\n")
-}
-
-fn free(name: &str, mib: u64) -> String {
-    format!("free addr={name} bytes={mib}M\n")
-}
 
 /// A call of a model of `n_layers` layers in a loop, which keeps what each layer saves; called at `train.py:line`.
 fn forward(call: usize, n_layers: usize, line: u32) -> String {
@@ -484,4 +452,52 @@ fn results_that_a_decorated_function_collects_are_named_though_the_loop_has_ende
     let told = told(&scene);
     assert!(told.contains("outputs collected on the GPU until the loop ends"), "{told}");
     assert!(told.contains("bank.py:17") && !told.contains("memory grows"), "{told}");
+}
+
+#[test]
+fn the_first_pass_through_a_model_s_layers_is_no_growth() {
+    let moved = "Module.to.<locals>.convert@/v/site-packages/torch/nn/modules/module.py:1370,Module._apply@/v/site-packages/torch/nn/modules/module.py:965,main@/job/run.py:4";
+    let weights: String = (0..24).map(|n| block(&format!("w{n}"), 4, moved)).collect();
+    let failed = |by: &str| {
+        format!(
+            "Alloc addr=s bytes=900M by=libcudart.so,libc10_cuda.so in_allocate=1
+             MemInfo bytes=10M extra=900M
+             oom bytes=30M requested=30M allocated=830M reserved=900M by={by}\n"
+        )
+    };
+    let at = |line: u32, called: u32| {
+        format!("{LINEAR},{MODULE},Net.forward@/job/net.py:{line},{MODULE},main@/job/run.py:{called}")
+    };
+    let first: String = (0..23).map(|n| block(&format!("a{n}"), 30, &at(12, 9))).collect();
+    let told_first = told(&(weights.clone() + &first + &failed(&at(12, 9))));
+    assert!(
+        told_first.starts_with("Verdict: out of memory: one step's activations are larger than the card"),
+        "{told_first}"
+    );
+    // As many calls without a graph, of which one result each is kept.
+    let calls = |n: usize| {
+        let freed: String = (0..24).map(|layer| block(&format!("t{n}_{layer}"), 1, &at(11, 9))).collect();
+        let free: String = (0..24).map(|layer| free(&format!("t{n}_{layer}"), 1)).collect();
+        freed + &block(&format!("o{n}"), 30, &at(14, 9)) + &free
+    };
+    let kept = told(&(weights + &(0..23).map(calls).collect::<String>() + &failed(&at(14, 9))));
+    assert!(kept.contains("23 calls") && kept.contains("kept"), "{kept}");
+}
+
+#[test]
+fn the_state_that_an_optimizer_s_first_step_makes_is_no_growth() {
+    let moved = "Module.to.<locals>.convert@/v/site-packages/torch/nn/modules/module.py:1370,Module._apply@/v/site-packages/torch/nn/modules/module.py:965,main@/job/run.py:4";
+    let weights: String = (0..12).map(|n| block(&format!("w{n}"), 10, moved)).collect();
+    let gradients: String = (0..12).map(|n| block(&format!("g{n}"), 10, ENGINE)).collect();
+    let by = "Adam._init_group@/v/site-packages/torch/optim/adam.py:180,Adam.step@/v/site-packages/torch/optim/adam.py:240,main@/job/run.py:12";
+    let state: String = (0..22).map(|n| block(&format!("m{n}"), 10, by)).collect();
+    let failed = format!(
+        "Alloc addr=s bytes=640M by=libcudart.so,libc10_cuda.so in_allocate=1
+         MemInfo bytes=1M extra=640M
+         oom bytes=10M requested=10M allocated=580M reserved=640M by={by}\n"
+    );
+    let scene = weights + &forward(0, 12, 10) + &gradients + &give_back(0, 12) + &state + &failed;
+    let told = told(&scene);
+    assert!(told.starts_with("Verdict: out of memory"), "{told}");
+    assert!(!told.contains("accumulated") && !told.contains("history"), "{told}");
 }

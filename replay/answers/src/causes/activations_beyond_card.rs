@@ -2,7 +2,6 @@
 
 use super::facts::called_at;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
-use crate::postmortem::n_layers;
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_analyse::holdings::{Holding, Purpose};
 use gputrace_analyse::libraries::When;
@@ -28,8 +27,8 @@ pub(super) fn is_activation(facts: &Facts<'_>, holder: &Holder) -> bool {
     // Between its layers, the program's own line may call functions: one result for each layer of the first pass.
     let is_between = holder.blocks > 2
         && holder.signs.has(Sign::Own)
-        && !has_stepped(facts)
-        && facts.held.is_some_and(|held| holder.blocks <= n_layers(held));
+        && !facts.has_stepped()
+        && facts.held.is_some_and(|held| held.is_one_pass(holder, holder.blocks));
     let is_lasting = matches!(
         role,
         "parameters"
@@ -74,11 +73,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let larger = || facts.holders().filter(|holder| is_activation(facts, holder)).filter(rose);
     let sum_larger: u64 = larger().map(|holder| holder.bytes.0).sum();
     // In the first step, what a line asked for before was for another layer.
-    let is_larger = sum_larger.saturating_mul(4) >= sum.0 && has_stepped(facts);
+    let is_larger = sum_larger.saturating_mul(4) >= sum.0 && facts.has_stepped();
     let most = if is_larger { larger().next().unwrap_or(most) } else { most };
     let now = most.sizes.keys().max().copied().unwrap_or_default();
     // Steps of these sizes went well before: something else is in the way.
-    let is_new = most.before.0 == 0 || most.blocks > 1 && !has_stepped(facts);
+    let is_new = most.before.0 == 0 || most.blocks > 1 && !facts.has_stepped();
     if !is_larger && !is_new || super::one_request::twice(facts).is_some() {
         return None;
     }
@@ -95,7 +94,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         false => ", the first one".to_owned(),
     };
     let offered = facts.holders().filter(|holder| is_activation(facts, holder)).find_map(|holder| {
-        holder.offer(When::AtPeak).or_else(|| holder.offer(When::ForBackward).filter(|_| has_stepped(facts)))
+        holder.offer(When::AtPeak).or_else(|| holder.offer(When::ForBackward).filter(|_| facts.has_stepped()))
     });
     let part = sum.0 as f64 / held.bytes.0.max(1) as f64 * 100.0;
     Some(Case {
@@ -129,9 +128,4 @@ fn n_models(facts: &Facts<'_>) -> usize {
     sites.sort_unstable();
     sites.dedup();
     sites.len()
-}
-
-/// Whether a backward pass has begun.
-pub(super) fn has_stepped(facts: &Facts<'_>) -> bool {
-    facts.lifetimes.is_some_and(|it| it.devices.iter().any(|device| device.n_passes > 0))
 }

@@ -146,6 +146,12 @@ impl<'a> Facts<'a> {
         part.0 > 0 && (is_enough || part.0.saturating_mul(LEAST) >= self.all.0)
     }
 
+    /// Whether a backward pass has begun.
+    #[must_use]
+    pub fn has_stepped(&self) -> bool {
+        self.lifetimes.is_some_and(|it| it.n_passes() > 0)
+    }
+
     /// A line of the program.
     #[must_use]
     pub fn site(&self, site: SiteId) -> String {

@@ -2,9 +2,7 @@
 
 use gputrace_schemas::event::Bytes;
 
-use super::activations_beyond_card::has_stepped;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
-use crate::postmortem::n_layers;
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
@@ -93,8 +91,9 @@ fn previous(facts: &Facts<'_>) -> Option<Case> {
     let held = facts.holders().find(|holder| is_before(facts, holder))?;
     // In the first pass through a model, that is the result of another layer, which the backward pass needs.
     let is_of_a_layer = held.signs.has(Sign::Forward) || held.signs.has(Sign::Functional);
-    let is_one_pass = facts.held.is_some_and(|all| held.worked_since <= n_layers(all));
-    if is_of_a_layer && is_one_pass && !has_stepped(facts) {
+    // With the one that failed, the line would have two.
+    let is_one_pass = facts.held.is_some_and(|all| all.is_one_pass(held, 2));
+    if is_of_a_layer && is_one_pass && !facts.has_stepped() {
         return None;
     }
     Some(Case {

@@ -1,7 +1,6 @@
 //! Memory that a program takes in one go for later: blocks of a key-value cache, a pool.
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
-use crate::postmortem::n_layers;
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_analyse::libraries::When;
 use gputrace_analyse::piles::{Course, Pile};
@@ -32,7 +31,7 @@ fn filled(facts: &Facts<'_>) -> Option<Case> {
     let offered = most.offer(When::Grows);
     let is_named = offered.is_some() || facts.site(most.site).to_lowercase().contains("cache");
     // Else, few blocks of a model that runs are activations of its layers.
-    if !is_named && most.rising_sizes <= n_layers(held) {
+    if !is_named && most.rising_sizes <= held.n_layers() {
         return None;
     }
     (all.0.saturating_mul(5) >= held.bytes.0.saturating_mul(2)).then(|| Case {

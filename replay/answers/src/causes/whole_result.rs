@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use gputrace_schemas::event::Bytes;
 
-use super::activations_beyond_card::has_stepped;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
-use crate::postmortem::n_layers;
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::words::{bytes, count};
 
@@ -66,7 +64,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     }
     let (size, (n, first)) = sizes.into_iter().next_back()?;
     // Before the first backward pass, as many as the model has layers are what these left.
-    if n >= 2 && n <= n_layers(held) && !has_stepped(facts) {
+    if held.is_one_pass(first, n) && !facts.has_stepped() {
         return None;
     }
     // A script keeps its buffers from call to call.
