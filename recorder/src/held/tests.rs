@@ -176,6 +176,18 @@ fn losses_are_summed_and_settings_kept_once() {
     );
 }
 
+#[test]
+fn the_recorder_s_own_words_do_not_move_the_time_of_the_newest_event() {
+    let mut held = Held::default();
+    held.event(&at(10, alloc(0xa)));
+    held.event(&at(90, EventKind::Note("process.alive=events 1 last 1".to_owned())));
+    held.event(&at(95, EventKind::Lost(Lost { cause: LostCause::RingFull, events: 1 })));
+    assert_eq!(held.newest(), Nanos(10));
+    // Read late, and older than those.
+    held.event(&at(20, alloc(0xb)));
+    assert_eq!(held.newest(), Nanos(20));
+}
+
 /// Against a model that keeps all events and looks through them.
 #[test]
 fn random_lives_are_those_of_a_naive_model() {
