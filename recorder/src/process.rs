@@ -563,7 +563,7 @@ fn shorten(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.get(..MOST_TEXT).unwrap_or(bytes)).into_owned()
 }
 
-fn read_line(path: &str) -> String {
+pub(crate) fn read_line(path: &str) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
