@@ -41,6 +41,7 @@ mod map_file;
 mod memory;
 mod merge_stack;
 pub mod messages;
+mod metered;
 mod nvml;
 mod nvml_process;
 mod oom;
