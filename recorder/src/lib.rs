@@ -49,6 +49,7 @@ pub mod opened;
 mod output;
 pub mod output_file;
 mod pages;
+mod patient;
 mod pidfd;
 mod pjrt;
 mod process;
