@@ -221,7 +221,9 @@ impl Target {
         let responds = move |(module, fate): (Module, Fate)| {
             let opened = Target::new(pid, in_proc, start_time).open(&module, fate);
             // Its headers are the first that is read of it, and in the same file system as the rest.
-            opened.map(|(file, _)| read_module(&mut module.clone(), &file));
+            if let Some((file, _)) = opened {
+                read_module(&mut module.clone(), &file);
+            }
         };
         let answers = patient::ask(space.modules.iter().map(of).collect(), patience, responds);
         let silent = space.modules.iter().zip(answers).filter(|(_, answer)| *answer != Answered::Here(()));
