@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -65,10 +66,37 @@ impl State {
         // One that was left behind, or that others put there.
         let _ = fs::remove_file(&part);
         let mut made = File::options().write(true).create_new(true).mode(0o600).open(&part)?;
-        made.write_all(&self.bytes()?)?;
-        fs::rename(&part, &path)
+        let kept = made.write_all(&self.bytes()?).and_then(|()| fs::rename(&part, &path));
+        if kept.is_err() {
+            let _ = fs::remove_file(&part);
+        }
+        kept
     }
 }
+
+/// Whether something is in the way that another user may have put there, or the folder is not ours to write to. To go on later would be
+/// better, and to stop now is worse.
+fn is_in_the_way(error: &io::Error) -> bool {
+    use io::ErrorKind::{
+        AlreadyExists, DirectoryNotEmpty, IsADirectory, NotADirectory, NotFound, PermissionDenied,
+        ReadOnlyFilesystem,
+    };
+    let kinds = [
+        AlreadyExists,
+        DirectoryNotEmpty,
+        IsADirectory,
+        NotADirectory,
+        NotFound,
+        PermissionDenied,
+        ReadOnlyFilesystem,
+    ];
+    kinds.contains(&error.kind())
+}
+
+/// Links from one to the next that are followed (`MAXSYMLINKS` of the kernel).
+const MOST_LINKS: usize = 40;
+/// Bytes that are sent in one piece, at most: they are in memory. S3 takes no more (PutObject).
+const MOST_AT_ONCE: u64 = 5 << 30;
 
 /// A file on its way.
 pub struct Upload {
@@ -123,7 +151,7 @@ impl Upload {
     /// The URL is none, or the file cannot be read.
     pub(crate) fn all_of(path: &Path, url: &Path) -> Result<Upload, Error> {
         let place = Place::of(url)?;
-        let file = regular(path, OFlags::empty()).map_err(|cause| local(path, cause))?;
+        let file = followed(path, &trusted()).map_err(|cause| local(path, cause))?;
         let path = path.to_owned();
         Ok(Upload {
             path,
@@ -182,6 +210,12 @@ impl Upload {
         }
         self.send(length).await?;
         let (Some(parts), Some(mut state)) = (self.place.parts.clone(), self.state.take()) else {
+            if length > MOST_AT_ONCE {
+                let why = format!(
+                    "the file has {length} bytes, and this store takes files in one piece, of at most {MOST_AT_ONCE} bytes"
+                );
+                return Err(Error::Store { url: self.place.url.clone(), why });
+            }
             return self.place.put(self.part(0, length)?.into()).await;
         };
         let ended = self.end(&*parts, &mut state, length).await;
@@ -238,11 +272,13 @@ impl Upload {
                 }
             };
             let sent = self.send_part(&mut state, None).await;
-            let kept = match self.keeps {
-                Keeps::All => state.keep(&self.path),
-                // Without it an upload that is stopped begins anew.
-                Keeps::WhatItCan => state.keep(&self.path).or(Ok(())),
-                Keeps::Nothing => Ok(()),
+            // Without it an upload that is stopped begins anew.
+            let kept = match (self.keeps, || state.keep(&self.path)) {
+                (Keeps::All, keep) => {
+                    keep().or_else(|error| if is_in_the_way(&error) { Ok(()) } else { Err(error) })
+                }
+                (Keeps::WhatItCan, keep) => keep().or(Ok(())),
+                (Keeps::Nothing, _) => Ok(()),
             };
             self.state = Some(state);
             sent?;
@@ -283,12 +319,6 @@ impl Upload {
 /// Opens a regular file for reading. Another user may have put something else there: it is named first, which has no effect on it, and
 /// neither a FIFO nor a lease is waited for.
 fn regular(path: &Path, links: OFlags) -> io::Result<File> {
-    let refused = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-    let with = |flags: OFlags| {
-        let mut options = File::options();
-        options.read(true).custom_flags(flags.bits().cast_signed());
-        options
-    };
     let named = with(OFlags::PATH | links).open(path)?;
     let found = named.metadata()?;
     if found.is_symlink() {
@@ -308,6 +338,46 @@ fn regular(path: &Path, links: OFlags) -> io::Result<File> {
         return refused("another file has its name now");
     }
     Ok(file)
+}
+
+/// As [`regular`]; links that are this user's or root's are followed. What is sent may be read by many: another user's link in a shared
+/// folder would have this user send files that only this user may read.
+fn followed(path: &Path, trusted: &[u32]) -> io::Result<File> {
+    // Descriptors of this process: no names in a folder.
+    if path.starts_with("/proc/self/fd") {
+        return regular(path, OFlags::empty());
+    }
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        let named = with(OFlags::PATH | OFlags::NOFOLLOW).open(&path)?;
+        let found = named.metadata()?;
+        if !found.is_symlink() {
+            // A link that takes its place now is refused.
+            return regular(&path, OFlags::NOFOLLOW);
+        }
+        if !trusted.contains(&found.uid()) {
+            return refused(&format!("it is a symbolic link of user {}, which is not followed", found.uid()));
+        }
+        let target = rustix::fs::readlinkat(&named, c"", Vec::new())?;
+        let target = Path::new(std::ffi::OsStr::from_bytes(target.as_bytes()));
+        path = path.parent().unwrap_or(Path::new("/")).join(target);
+    }
+    refused("it is a symbolic link to too many others")
+}
+
+/// Users whose links this one follows.
+fn trusted() -> [u32; 2] {
+    [0, rustix::process::geteuid().as_raw()]
+}
+
+fn refused<T>(what: &str) -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+}
+
+fn with(flags: OFlags) -> fs::OpenOptions {
+    let mut options = File::options();
+    options.read(true).custom_flags(flags.bits().cast_signed());
+    options
 }
 
 fn local(path: &Path, cause: io::Error) -> Error {
@@ -349,6 +419,38 @@ mod tests {
             let refused = regular(&trace, OFlags::empty()).expect_err(what);
             assert_eq!(refused.to_string(), "it is not a regular file");
         }
+        fs::remove_dir_all(folder).expect("ours");
+    }
+
+    #[test]
+    fn another_user_s_link_is_not_sent_and_what_is_in_the_way_of_the_state_ends_nothing() {
+        let folder = std::env::temp_dir().join(format!("gputrace-upload-links-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).expect("a folder");
+        let at = |name: &str| folder.join(name);
+        fs::write(at("a.gtr"), "{}").expect("writable");
+        for (link, target) in [("own", "a.gtr"), ("twice", "own"), ("circle", "circle")] {
+            symlink(target, at(link)).expect("ours");
+        }
+        let sent = |name: &str| followed(&at(name), &trusted()).map(|_| ()).map_err(|why| why.to_string());
+        assert_eq!((sent("a.gtr"), sent("own"), sent("twice")), (Ok(()), Ok(()), Ok(())));
+        assert!(sent("circle").is_err());
+        // Any state, in whose way is a folder.
+        let state = State::new("s3://bucket/a.gtr".to_owned(), "id".to_owned());
+        for name in ["a.gtr.upload.part", "a.gtr.upload"] {
+            fs::create_dir_all(at(name).join("full")).expect("ours");
+            let error = state.keep(&at("a.gtr")).expect_err(name);
+            assert!(is_in_the_way(&error), "{error:?}");
+            fs::remove_dir_all(at(name)).expect("ours");
+        }
+        assert!(!at("a.gtr.upload.part").exists(), "nothing stays");
+        assert!(!is_in_the_way(&io::ErrorKind::StorageFull.into()));
+        state.keep(&at("a.gtr")).expect("nothing is in the way");
+        // As another user sees the same links.
+        let us = rustix::process::geteuid().as_raw();
+        let why = followed(&at("twice"), &[us + 1]).expect_err("ours").to_string();
+        assert_eq!(why, format!("it is a symbolic link of user {us}, which is not followed"));
+        assert!(followed(&at("a.gtr"), &[us + 1]).is_ok(), "whose trace it is does not matter");
         fs::remove_dir_all(folder).expect("ours");
     }
 }

@@ -8,8 +8,8 @@
 use crate::card::Holder;
 use crate::gpus::Gpus;
 use crate::opened::{self, Access, Descriptors, Expected, users_of};
+use crate::patient::{self, Answered as Asked};
 use crate::{late, process, room};
-use crossbeam_channel::{Receiver, Sender, bounded};
 use gputrace_ring::control::{self, Control};
 use gputrace_ring::variables;
 use gputrace_schemas::reader::looks_like_a_trace;
@@ -516,6 +516,8 @@ pub struct Listing {
     pub processes: Vec<Seen>,
     /// Processes that may not be looked at, and of which NVML does not say that they have memory.
     pub n_unseen: usize,
+    /// Processes that were not looked at, because others took all the time.
+    pub not_reached: Vec<u32>,
 }
 
 /// The processes of this machine that have the driver, or the library, in their memory, or memory on a GPU, as far as we may see.
@@ -531,10 +533,18 @@ pub fn processes() -> Listing {
     numbers.sort_unstable();
     numbers.dedup();
     let mut listing = Listing::default();
-    let mut looks = Looks::new(looked_at);
-    for pid in numbers {
+    let looks = patient::ask(numbers.clone(), ALL_LOOKED_AT, looked_at);
+    for (pid, look) in numbers.into_iter().zip(looks) {
         let used = holders.get(&pid).copied().flatten();
-        match looks.at(pid) {
+        let look = match look {
+            Asked::Here(look) => look,
+            Asked::Late => Look::Unanswered,
+            Asked::NotAsked => {
+                listing.not_reached.push(pid);
+                continue;
+            }
+        };
+        match look {
             Look::At(mut seen) => {
                 seen.used = used;
                 listing.processes.push(seen);
@@ -587,56 +597,12 @@ fn holders() -> HashMap<u32, Option<u64>> {
     found
 }
 
-/// Looks at processes one after another, each for a bounded time: a process can make the kernel wait for a lock of its
-/// memory, and must not hold up the others' rows by that.
-struct Looks {
-    look: fn(u32) -> Look,
-    /// For all that do not answer together.
-    left: Duration,
-    worker: Option<(Sender<u32>, Receiver<Look>)>,
-}
-
-/// How long one process is looked at, and all that do not answer in that time.
-const LOOKED_AT: Duration = Duration::from_secs(2);
-const ALL_LOOKED_AT: Duration = Duration::from_secs(10);
-
-impl Looks {
-    fn new(look: fn(u32) -> Look) -> Looks {
-        Looks { look, left: ALL_LOOKED_AT, worker: None }
-    }
-
-    fn at(&mut self, pid: u32) -> Look {
-        let (asks, answers) = match self.worker.take().or_else(|| worker(self.look)) {
-            Some(worker) => worker,
-            // No thread to be had: then without a bound.
-            None => return (self.look)(pid),
-        };
-        let began = Instant::now();
-        // Some time stays for each, whatever others took.
-        let patience = LOOKED_AT.min(self.left).max(Duration::from_millis(20));
-        let answer = asks.send(pid).ok().and_then(|()| answers.recv_timeout(patience).ok());
-        let Some(look) = answer else {
-            // What it waits for, or has died of, is its own: the next gets another worker.
-            self.left = self.left.saturating_sub(began.elapsed());
-            return Look::Unanswered;
-        };
-        self.worker = Some((asks, answers));
-        look
-    }
-}
-
-/// A thread that looks at processes; `None` if there can be none. It ends with its last question.
-fn worker(look: fn(u32) -> Look) -> Option<(Sender<u32>, Receiver<Look>)> {
-    let (asks, asked) = bounded::<u32>(1);
-    let (tells, told) = bounded(1);
-    let look = move || asked.iter().map(look).all(|look| tells.send(look).is_ok());
-    std::thread::Builder::new().name("look".to_owned()).spawn(look).ok()?;
-    Some((asks, told))
-}
+/// How long all processes are looked at together.
+const ALL_LOOKED_AT: Duration = Duration::from_secs(5);
 
 enum Look {
     At(Seen),
-    /// It takes too long, or what was found there ended the look.
+    /// It takes too long.
     Unanswered,
     NotAllowed,
     NoGpu,
@@ -725,30 +691,4 @@ fn looked_at(pid: u32) -> Look {
         }
     }
     Look::At(seen)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_at_which_a_look_never_ends_holds_up_no_other() {
-        let mut looks = Looks::new(|pid| {
-            if pid == 1 {
-                loop {
-                    std::thread::park();
-                }
-            }
-            Look::At(Seen::bare(pid))
-        });
-        let seen: Vec<Option<u32>> = [2, 1, 3]
-            .into_iter()
-            .map(|pid| match looks.at(pid) {
-                Look::At(seen) => Some(seen.pid),
-                Look::Unanswered | Look::NotAllowed | Look::NoGpu | Look::Gone => None,
-            })
-            .collect();
-        assert_eq!(seen, [Some(2), None, Some(3)]);
-        assert!(looks.left < ALL_LOOKED_AT);
-    }
 }

@@ -6,7 +6,8 @@
 use crate::opened::{self, Access, Expected, Links};
 use crate::output::Moment;
 use gputrace_schemas::printable::printable;
-use std::fs::{self, OpenOptions};
+use gputrace_schemas::reader::open_regular;
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -160,7 +161,9 @@ impl State {
 /// Whether a ring is there that no recorder drains.
 #[must_use]
 pub fn is_left(ring: &Path) -> bool {
-    ring.is_file() && !crate::output::is_written(ring)
+    // Only its user may open a ring, and its recorder has this lock of it.
+    let is_drained = |file: File| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
+    ring.is_file() && !open_regular(ring).is_ok_and(is_drained)
 }
 
 /// A file's time is that of the last tick of the kernel's clock, 10 ms ago at most; the job's is exact.

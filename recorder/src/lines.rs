@@ -6,7 +6,8 @@
 //! addresses lie in, sections are decompressed as far as those units reach, and `addr2line` reads the units alone.
 //! Whatever that cannot answer for certain is left to `whole.rs` ([`Answer::Unsure`]).
 
-use crate::symbols::Line;
+use crate::metered::{Meter, Metered};
+use crate::symbols::{Line, MOST_INLINED};
 use addr2line::gimli::{
     Abbreviations, AttributeValue, DW_AT_stmt_list, DW_FORM_GNU_ref_alt, DW_FORM_GNU_strp_alt,
     DW_FORM_ref_addr, DW_FORM_ref_sup4, DW_FORM_ref_sup8, DW_FORM_strp_sup, DebugAbbrev, DebugAbbrevOffset,
@@ -43,9 +44,11 @@ const ABBREVIATIONS: usize = 8 << 10;
 const AT_ONCE: usize = 128 << 10;
 /// How much of that is still there when more is: the start of a part is looked at before its length is known.
 const TAIL: usize = 32 << 10;
-/// Bytes that a section may have once it is decompressed, and those of it that are kept: a megabyte of zeros is a kilobyte in a file.
+/// Bytes that a section may have once it is decompressed, those of it that are kept, and those of all: a megabyte of zeros is a kilobyte
+/// in a file.
 const MOST_UNPACKED: u64 = 1 << 30;
 const MOST_KEPT: usize = 256 << 20;
+const MOST_KEPT_OF_ALL: usize = 512 << 20;
 /// Bits of the largest window that zlib has.
 const WINDOW_BITS: u8 = 15;
 
@@ -70,7 +73,8 @@ pub(crate) fn lines(object: &File<'_>, probes: &[u64]) -> Vec<Answer> {
         let units = sections.prepare(probes);
         let bytes = sections.bytes();
         for (unit, probes_in_it) in &units {
-            let Some(context) = context(unit, &bytes, sections.endian) else { continue };
+            let meter = Meter::default();
+            let Some(context) = context(unit, &bytes, sections.endian, &meter) else { continue };
             for at in probes_in_it {
                 let found = probes.get(*at).and_then(|probe| find(&context, *probe));
                 if let (Some(answer), Some(found)) = (answers.get_mut(*at), found) {
@@ -82,12 +86,14 @@ pub(crate) fn lines(object: &File<'_>, probes: &[u64]) -> Vec<Answer> {
     answers
 }
 
-fn find(context: &Context<Slice<'_>>, probe: u64) -> Option<Vec<Line>> {
+fn find(context: &Context<Metered<'_>>, probe: u64) -> Option<Vec<Line>> {
     // The unit's other half is in another file.
     let LookupResult::Output(frames) = context.find_frames(probe) else { return None };
     let mut frames = frames.ok()?;
     let mut lines = Vec::new();
-    while let Some(frame) = frames.next().ok()? {
+    while lines.len() < MOST_INLINED
+        && let Some(frame) = frames.next().ok()?
+    {
         lines.push(Line::of(frame.function.as_ref(), frame.location.as_ref()));
     }
     // The unit says it has the address, and knows nothing of it: another may.
@@ -107,6 +113,8 @@ struct Unit {
 struct Sections<'m> {
     endian: RunTimeEndian,
     sections: HashMap<SectionId, Section<'m>>,
+    /// Bytes that may still be kept.
+    left: usize,
 }
 
 /// A section, in the file or decompressed as far as was needed.
@@ -127,11 +135,14 @@ impl Section<'_> {
         }
     }
 
-    /// Bytes from a place on, for [`Section::bytes`] too.
-    fn keep(&mut self, from: usize, n: usize) {
+    /// Bytes from a place on, for [`Section::bytes`] too; `left` says how many may be kept. What does not fit is left out.
+    fn keep(&mut self, from: usize, n: usize, left: &mut usize) {
         if let Section::Packed(packed) = self {
-            let part = packed.part(from, n);
-            packed.kept.push((from, part));
+            let part = packed.part(from, n.min(*left));
+            *left -= part.len();
+            if !part.is_empty() {
+                packed.kept.push((from, part));
+            }
         }
     }
 
@@ -140,6 +151,9 @@ impl Section<'_> {
         match self {
             Section::Whole(bytes) => Cow::Borrowed(bytes),
             Section::Packed(packed) => {
+                if let [(0, part)] = &packed.kept[..] {
+                    return Cow::Borrowed(part);
+                }
                 let ends = packed.kept.iter().map(|(from, part)| from + part.len());
                 let mut bytes = vec![0; ends.max().unwrap_or_default()];
                 for (from, part) in &packed.kept {
@@ -229,7 +243,11 @@ impl<'m> Sections<'m> {
                 sections.insert(id, section);
             }
         }
-        sections.contains_key(&SectionId::DebugAranges).then_some(Sections { endian, sections })
+        sections.contains_key(&SectionId::DebugAranges).then_some(Sections {
+            endian,
+            sections,
+            left: MOST_KEPT_OF_ALL,
+        })
     }
 
     /// Keeps what the addresses need: units, and the addresses that only they have.
@@ -239,7 +257,7 @@ impl<'m> Sections<'m> {
         let prepared: Vec<_> = prepared.collect();
         if !prepared.is_empty() {
             for (_, section) in self.sections.iter_mut().filter(|(id, _)| !IN_PART.contains(id)) {
-                section.keep(0, usize::MAX);
+                section.keep(0, usize::MAX, &mut self.left);
             }
         }
         prepared
@@ -283,6 +301,7 @@ impl<'m> Sections<'m> {
         let endian = self.endian;
         let section = self.sections.get_mut(&SectionId::DebugInfo)?;
         let n = length(&section.part(start, 12), endian)?;
+        self.left = self.left.checked_sub(n)?;
         let info = section.part(start, n).into_owned();
         let header = DebugInfo::new(&info, endian).units().next().ok()??;
         let abbreviations = self.abbreviations(&header)?;
@@ -294,7 +313,7 @@ impl<'m> Sections<'m> {
         if let Some(AttributeValue::DebugLineRef(DebugLineOffset(at))) = lines {
             let section = self.sections.get_mut(&SectionId::DebugLine)?;
             let n = length(&section.part(at, 12), endian)?;
-            section.keep(at, n);
+            section.keep(at, n, &mut self.left);
         }
         Some(Unit { info })
     }
@@ -305,14 +324,16 @@ impl<'m> Sections<'m> {
         let mut n = ABBREVIATIONS;
         loop {
             let part = section.part(from, n);
-            match DebugAbbrev::new(&part, self.endian).abbreviations(DebugAbbrevOffset(0)) {
+            let meter = Meter::default();
+            let read = meter.read(SectionId::DebugAbbrev, &part, self.endian);
+            match DebugAbbrev::from(read).abbreviations(DebugAbbrevOffset(0)) {
                 Ok(abbreviations) => {
                     drop(part);
-                    section.keep(from, n);
+                    section.keep(from, n, &mut self.left);
                     return Some(abbreviations);
                 }
                 // Its end is further on.
-                Err(_) if part.len() == n => n *= 2,
+                Err(_) if part.len() == n && !meter.is_over() => n *= 2,
                 Err(_) => return None,
             }
         }
@@ -331,13 +352,14 @@ fn context<'a>(
     unit: &'a Unit,
     sections: &'a HashMap<SectionId, Cow<'a, [u8]>>,
     endian: RunTimeEndian,
-) -> Option<Context<Slice<'a>>> {
+    meter: &'a Meter,
+) -> Option<Context<Metered<'a>>> {
     let load = |id| {
         let bytes = match id {
             SectionId::DebugInfo => &unit.info,
             _ => sections.get(&id).map_or(&[][..], |bytes| bytes),
         };
-        Ok::<_, ()>(EndianSlice::new(bytes, endian))
+        Ok::<_, ()>(meter.read(id, bytes, endian))
     };
     Context::from_dwarf(Dwarf::load(load).ok()?).ok()
 }
@@ -520,7 +542,7 @@ mod tests {
         // Its end has no sum of what it holds: what is there is there.
         assert_eq!(section.part(0, usize::MAX).len(), plain.len());
         assert_eq!(section.part(70_001, 5).len(), 0);
-        section.keep(65_530, 10);
+        section.keep(65_530, 10, &mut MOST_KEPT.clone());
         let kept = section.bytes();
         assert_eq!((kept.len(), &kept[65_530..], kept[65_529]), (65_540, &plain[65_530..65_540], 0));
     }

@@ -135,14 +135,10 @@ impl MapFile {
         if self.lockable == Lockable::Shared || self.header().lock.load(Ordering::Relaxed) != LOCKED {
             return WriterLock::Unknown;
         }
-        // SAFETY: all zeros are a value of this structure: the whole file, and no process, as this command wants it.
-        let mut asked: libc::flock = unsafe { std::mem::zeroed() };
-        asked.l_type = libc::F_WRLCK as libc::c_short;
-        // SAFETY: the descriptor is ours, and the kernel writes to nothing but the structure.
-        match unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut asked) } {
-            0 if asked.l_type == libc::F_UNLCK as libc::c_short => WriterLock::Free,
-            0 => WriterLock::Held,
-            _ => WriterLock::Unknown,
+        match range_lock(&self.file, libc::F_OFD_GETLK, libc::F_WRLCK) {
+            Some(found) if found == libc::F_UNLCK => WriterLock::Free,
+            Some(_) => WriterLock::Held,
+            None => WriterLock::Unknown,
         }
     }
 
@@ -247,6 +243,36 @@ impl Mapped {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.memory
     }
+}
+
+/// Marks a trace as one that is being written, until its file is closed. A lock for writing needs a descriptor that may write, so who can
+/// only read the trace cannot make others wait for it; `flock(2)` asks for nothing. Not everywhere there are locks, and nothing else
+/// depends on this one.
+pub(crate) fn mark_as_written(trace: &File) {
+    let _ = range_lock(trace, libc::F_OFD_SETLK, libc::F_WRLCK);
+    // Programs of earlier releases ask for this one.
+    let _ = trace.try_lock();
+}
+
+/// Whether somebody who may write to the file has marked it.
+pub(crate) fn is_marked_as_written(trace: &File) -> bool {
+    // Only a lock for writing keeps a reader's away.
+    match range_lock(trace, libc::F_OFD_GETLK, libc::F_RDLCK) {
+        Some(found) => found == libc::F_WRLCK,
+        // A kernel without such locks (gVisor).
+        None => matches!(trace.try_lock_shared(), Err(TryLockError::WouldBlock)),
+    }
+}
+
+/// Sets, or asks for, a lock of the whole file that belongs to this open file (fcntl(2), "Open file description locks"). What the kernel
+/// answers: the kind of the lock that is in the way.
+fn range_lock(file: &File, command: libc::c_int, kind: libc::c_int) -> Option<libc::c_int> {
+    // SAFETY: all zeros are a value of this structure: the whole file, and no process, as these commands want it.
+    let mut asked: libc::flock = unsafe { std::mem::zeroed() };
+    asked.l_type = kind as libc::c_short;
+    // SAFETY: the descriptor is ours, and the kernel writes to nothing but the structure.
+    let answer = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut asked) };
+    (answer == 0).then_some(asked.l_type.into())
 }
 
 /// Memory of a file that its owner may cut at any moment. The kernel answers an access behind the new end by SIGBUS, which

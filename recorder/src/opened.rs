@@ -92,6 +92,8 @@ pub struct Expected {
     /// Names that it has in its file system, at most.
     most_names: u64,
     identity: Option<Identity>,
+    /// Not everybody may write to it.
+    is_guarded: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,6 +130,7 @@ impl Expected {
             bytes: 0..=u64::MAX,
             most_names: u64::MAX,
             identity: None,
+            is_guarded: false,
         }
     }
 
@@ -165,6 +168,13 @@ impl Expected {
         self
     }
 
+    /// Not everybody may write to it.
+    #[must_use]
+    pub fn guarded(mut self) -> Expected {
+        self.is_guarded = true;
+        self
+    }
+
     /// What differs, if anything does.
     fn differs(&self, found: &Facts) -> Option<String> {
         let kind = found.mode & libc::S_IFMT;
@@ -190,6 +200,9 @@ impl Expected {
         if let Some(owners) = self.owners.as_ref().filter(|owners| !owners.contains(&found.owner)) {
             let expected: Vec<String> = owners.iter().map(u32::to_string).collect();
             return Some(format!("it belongs to user {}, not to {}", found.owner, expected.join(" or ")));
+        }
+        if self.is_guarded && found.mode & libc::S_IWOTH != 0 {
+            return Some("every user may write to it".to_owned());
         }
         if found.n_names > self.most_names {
             return Some(format!("it has {} names (hard links)", found.n_names));
@@ -452,7 +465,7 @@ fn in_words(kind: u32) -> &'static str {
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::os::unix::fs::{OpenOptionsExt, symlink};
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
     use std::process::Command;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -583,6 +596,22 @@ mod tests {
             assert_eq!(fs::read(&good).expect("there").len(), 4 + n_opened);
         });
         assert_eq!(fs::read(&bad).expect("there"), b"bad");
+    }
+
+    #[test]
+    fn a_library_that_everybody_may_write_to_is_not_taken() {
+        let folder = Folder::new();
+        let path = folder.0.join("libgputrace.so");
+        fs::write(&path, "code").expect("writable");
+        let read =
+            |expected: Expected| read(&path, Links::Followed, &expected).map_err(|why| why.to_string());
+        let mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("ours");
+        mode(0o664);
+        assert_eq!(read(Expected::regular().guarded()).as_deref(), Ok(&b"code"[..]));
+        mode(0o666);
+        let refused = read(Expected::regular().guarded()).expect_err("writable");
+        assert!(refused.ends_with("was left untouched: every user may write to it"), "{refused}");
+        assert!(read(Expected::regular()).is_ok());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The trace's file: its name, and that it is whole up to the last block whatever happens.
 
 use crate::Error;
+use crate::map_file::{is_marked_as_written, mark_as_written};
 use crate::output_file::{self, Place, Unfit, refusal};
 use crate::process;
 use crate::segments;
@@ -11,7 +12,7 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Name where nobody says otherwise and the process has a rank.
 const WITH_RANK: &str = "gputrace-%e.%h.r%r.%p.gtr";
@@ -276,9 +277,8 @@ pub(crate) fn create(
                 if overwrite == Overwrite::Replace {
                     segments::remove_left(&path);
                 }
-                // For who wants to know whether the trace is being written: see `wait_for_recorder`. Not everywhere there
-                // are locks, and nothing else depends on this one.
-                let _ = file.try_lock();
+                // For who wants to know whether the trace is being written: see `wait_for_recorder`.
+                mark_as_written(&file);
                 return Ok(Made { path, file, instead_of });
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -338,9 +338,10 @@ fn is_of_the_job(path: &Path, process: &Process, since: u64) -> Option<bool> {
     is_comparable.then_some(theirs.start.0 >= since)
 }
 
-/// Whether a recorder has the file.
-pub(crate) fn is_written(path: &Path) -> bool {
-    open_regular(path).is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
+/// Whether a recorder has the trace. Who can only read a trace cannot have it look so.
+#[must_use]
+pub fn is_written(trace: &Path) -> bool {
+    open_regular(trace).is_ok_and(|file| is_marked_as_written(&file))
 }
 
 /// Makes the file.
@@ -372,17 +373,28 @@ fn is_device(path: &Path) -> bool {
     kind.is_ok_and(|kind| kind.is_char_device() || kind.is_block_device())
 }
 
-/// Waits for the recorder that is just finishing this trace, because its process has ended; ten seconds at most. True if
-/// it waited in vain. A trace of a process that runs is read as it is.
+/// How long recorders are waited for that are just finishing their traces: for all traces of a verb together, because who owns one of
+/// them can hold its lock for ever.
+#[derive(Clone, Copy, Debug)]
+pub struct WaitsUntil(Instant);
+
+impl WaitsUntil {
+    /// Ten seconds from now.
+    #[must_use]
+    pub fn from_now() -> WaitsUntil {
+        WaitsUntil(Instant::now() + Duration::from_secs(10))
+    }
+}
+
+/// Waits for the recorder that is just finishing this trace, because its process has ended. True if it waited in vain. A trace of a
+/// process that runs is read as it is.
 #[must_use]
-pub fn wait_for_recorder(trace: &Path) -> bool {
+pub fn wait_for_recorder(trace: &Path, until: WaitsUntil) -> bool {
     const STEP: Duration = Duration::from_millis(20);
-    const STEPS: u32 = 500;
     let Ok(file) = open_regular(trace) else { return false };
-    let is_written = || matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock));
     let mut has_ended = false;
-    for _ in 0..STEPS {
-        if !is_written() {
+    loop {
+        if !is_marked_as_written(&file) {
             return false;
         }
         if !has_ended {
@@ -394,9 +406,11 @@ pub fn wait_for_recorder(trace: &Path) -> bool {
                 Some(_) => true,
             };
         }
+        if Instant::now() >= until.0 {
+            return true;
+        }
         std::thread::sleep(STEP);
     }
-    true
 }
 
 /// Whether the process of a trace runs, which has this number. What has just been begun does not say yet whose it is.
@@ -667,6 +681,43 @@ mod tests {
         let counted = folder.join("new/%n.gtr").display().to_string();
         assert!(make(&counted, Overwrite::Refuse).expect("0").path.ends_with("0.gtr"));
         assert!(make(&counted, Overwrite::Refuse).expect("1").path.ends_with("1.gtr"));
+        fs::remove_dir_all(folder).expect("ours");
+    }
+
+    #[test]
+    fn who_can_only_read_a_trace_keeps_nobody_waiting() {
+        let folder = std::env::temp_dir().join(format!("gputrace-waits-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        let traces: Vec<PathBuf> = (0..3).map(|n| folder.join(format!("{n}.gtr"))).collect();
+        let written = |path: &PathBuf| {
+            let mut writer = Writer::new(fs::File::create(path).expect("a file")).expect("a trace");
+            // It has ended: there is no such process.
+            let boot = process::read_line("/proc/sys/kernel/random/boot_id");
+            writer.process(&Process { pid: u32::MAX >> 1, boot, ..process() });
+            writer.flush().expect("room");
+        };
+        traces.iter().for_each(written);
+        // All locks that a descriptor for reading gives.
+        let readers: Vec<File> = traces.iter().map(|path| File::open(path).expect("there")).collect();
+        readers.iter().for_each(|reader| reader.try_lock().expect("ours"));
+        readers.iter().for_each(mark_as_written);
+        let long = WaitsUntil(Instant::now() + Duration::from_secs(3600));
+        assert!(traces.iter().all(|trace| !is_written(trace) && !wait_for_recorder(trace, long)));
+        drop(readers);
+        // Who may write to them is waited for, and for all of them once.
+        let open = |path| File::options().write(true).open(path).expect("ours");
+        let writers: Vec<File> = traces.iter().map(open).collect();
+        writers.iter().for_each(mark_as_written);
+        assert!(traces.iter().all(|trace| is_written(trace)));
+        let short = WaitsUntil(Instant::now() + Duration::from_millis(50));
+        let (tells, told) = std::sync::mpsc::channel();
+        let theirs = traces.clone();
+        std::thread::spawn(move || {
+            tells.send(theirs.iter().filter(|it| wait_for_recorder(it, short)).count())
+        });
+        assert_eq!(told.recv_timeout(Duration::from_secs(120)), Ok(3));
+        drop(writers);
+        assert!(traces.iter().all(|trace| !wait_for_recorder(trace, long)), "its recorder is gone");
         fs::remove_dir_all(folder).expect("ours");
     }
 

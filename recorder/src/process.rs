@@ -4,6 +4,7 @@
 use crate::opened::{self, Access, Expected, Links};
 use crate::output::Moment;
 use crate::pages::Headers;
+use crate::patient::{self, Answered};
 use gputrace_schemas::event::{Ancestor, Mapping, Mappings, Module, Nanos, Process};
 use object::read::ReadRef;
 use object::{Object, ObjectSegment, SegmentFlags};
@@ -75,11 +76,13 @@ pub(crate) struct Target {
     in_proc: Option<u32>,
     /// Field 22 of `/proc/PID/stat`; 0 unknown.
     start_time: u64,
+    /// Starts of modules whose files do not respond.
+    silent: HashSet<u64>,
 }
 
 impl Target {
     pub(crate) fn new(pid: u32, in_proc: Option<u32>, start_time: u64) -> Target {
-        Target { pid, in_proc, start_time }
+        Target { pid, in_proc, start_time, silent: HashSet::new() }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -197,6 +200,9 @@ impl Target {
     /// A module's file as this process sees it, and whether its path will lead us there when the process is gone: the
     /// process may live in another root, or its file may be deleted, and another one be at its path.
     pub(crate) fn open(&self, module: &Module, fate: Fate) -> Option<(fs::File, Reach)> {
+        if self.silent.contains(&module.start) {
+            return None;
+        }
         if fate == Fate::Deleted {
             return Some((self.running_file(module).or_else(|| self.mapped_file(module))?, Reach::Astray));
         }
@@ -206,6 +212,27 @@ impl Target {
         let file = inside.or_else(|| self.mapped_file(module)).or_else(at_path)?;
         let is_at_path = at_path().is_some_and(|found| is_same(&found, &file));
         Some((file, if is_at_path { Reach::ByPath } else { Reach::Astray }))
+    }
+
+    /// Looks whether the modules' files respond, for so long. Those that do not are not opened any more.
+    pub(crate) fn leave_out_silent(&mut self, space: &AddressSpace, patience: Duration) {
+        let (pid, in_proc, start_time) = (self.pid, self.in_proc, self.start_time);
+        let of = |module: &Module| (module.clone(), space.fate(module));
+        let responds = move |(module, fate): (Module, Fate)| {
+            let opened = Target::new(pid, in_proc, start_time).open(&module, fate);
+            // Its headers are the first that is read of it, and in the same file system as the rest.
+            if let Some((file, _)) = opened {
+                read_module(&mut module.clone(), &file);
+            }
+        };
+        let answers = patient::ask(space.modules.iter().map(of).collect(), patience, responds);
+        let silent = space.modules.iter().zip(answers).filter(|(_, answer)| *answer != Answered::Here(()));
+        self.silent = silent.map(|(module, _)| module.start).collect();
+    }
+
+    /// Whether this module's file does not respond.
+    pub(crate) fn is_silent(&self, module: &Module) -> bool {
+        self.silent.contains(&module.start)
     }
 
     /// The program's own file, if that is what the module is.
@@ -272,6 +299,12 @@ pub(crate) struct AddressSpace {
     /// Starts of those whose file is gone.
     pub(crate) deleted: HashSet<u64>,
     pub(crate) has_ring: bool,
+}
+
+impl AddressSpace {
+    pub(crate) fn fate(&self, module: &Module) -> Fate {
+        if self.deleted.contains(&module.start) { Fate::Deleted } else { Fate::There }
+    }
 }
 
 fn parse_maps(maps: &str, time: Nanos, ring: u64) -> AddressSpace {
@@ -563,7 +596,7 @@ fn shorten(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.get(..MOST_TEXT).unwrap_or(bytes)).into_owned()
 }
 
-fn read_line(path: &str) -> String {
+pub(crate) fn read_line(path: &str) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 

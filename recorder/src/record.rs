@@ -866,7 +866,11 @@ impl<'a> Recorder<'a> {
         }
         let roots = self.target.root().into_iter().chain(["/".into()]).collect();
         let files = SymbolFiles { roots, astray: &self.astray, unmarked: Unmarked::ByPath };
-        let n_late = self.translator.symbolise(&mut Symbols::new(patience, CLibrary::Functions, files));
+        let mut symbols = Symbols::new(patience, CLibrary::Functions, files);
+        let n_late = self.translator.symbolise(&mut symbols);
+        for line in self.translator.too_large(&symbols) {
+            self.translator.note(self.now(), format!("symbols.left_out={line}"));
+        }
         self.writer.send(self.translator.take());
         n_late
     }

@@ -13,6 +13,7 @@
 //! is held, and the old one all of its events. A segment is removed last, when one that explains the same is on the disk: also where
 //! the machine ends.
 
+use crate::map_file::mark_as_written;
 use crate::output::{self, Overwrite, TraceFile};
 use gputrace_schemas::event::Nanos;
 use gputrace_schemas::reader::{Trace, older_segments, open_regular, segment_name};
@@ -162,7 +163,7 @@ impl Segments {
         // Where it fails, it is tried again later.
         self.not_before = Instant::now() + AGAIN_AFTER;
         let file = output::open(&self.next(), Overwrite::Replace)?;
-        let _ = file.try_lock();
+        mark_as_written(&file);
         Ok(TraceFile::new(file))
     }
 

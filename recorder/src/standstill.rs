@@ -97,6 +97,9 @@ impl Standstill {
             Ok(read) => read,
             Err(why) => return to.note(time, format!("stacks.read=refused: {why}")),
         };
+        for left_out in &read.left_out {
+            to.note(time, format!("stacks.left_out={left_out}"));
+        }
         if let Some(why) = &read.no_python {
             to.note(time, format!("stacks.python=none: {why}"));
         }

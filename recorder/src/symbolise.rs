@@ -30,6 +30,8 @@ pub struct Symbolised {
     pub n_lines: usize,
     /// Modules of these frames for which there is no file, most frames first.
     pub unresolved: Vec<Unresolved>,
+    /// Files that were too large for some of their frames, each in a sentence.
+    pub too_large: Vec<String>,
 }
 
 /// A module without a file.
@@ -123,6 +125,7 @@ impl Names<'_> {
                 self.name(*id, resolved);
             }
         }
+        self.counted.too_large = symbols.too_large(trace.modules());
         unresolved(trace, symbols.missing, &n_frames)
     }
 

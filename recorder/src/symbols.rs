@@ -15,6 +15,11 @@ use std::time::{Duration, Instant};
 /// Longest name that is kept: C++ templates of CUDA kernels can be megabytes long.
 const MOST_NAME: usize = 2048;
 
+/// Functions of an address, inlined ones included, of which more than these are left out: compilers stop far earlier.
+pub(crate) const MOST_INLINED: usize = 128;
+/// How often all of a file may be read anew, because what was made of it took as much memory as it may.
+const MOST_READINGS: usize = 16;
+
 /// A function at an address.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Line {
@@ -32,7 +37,7 @@ impl Line {
         let function = function.and_then(|function| function.raw_name().ok());
         Line {
             function: function.map(|name| demangle(&name)).unwrap_or_default(),
-            file: location.and_then(|location| location.file).unwrap_or_default().to_owned(),
+            file: cut(location.and_then(|location| location.file).unwrap_or_default().to_owned()),
             line: location.and_then(|location| location.line).unwrap_or_default(),
         }
     }
@@ -99,11 +104,24 @@ pub(crate) struct Symbols<'a> {
     files: SymbolFiles<'a>,
     /// Modules that were asked for and have no file, with files of other builds that were found.
     pub(crate) missing: Vec<(ModuleId, Vec<OtherBuild>)>,
+    /// Modules of whose addresses some have no lines, because to read them takes too much memory, and how many.
+    too_large: Vec<(ModuleId, usize)>,
 }
 
 impl<'a> Symbols<'a> {
     pub(crate) fn new(patience: Patience, c_library: CLibrary, files: SymbolFiles<'a>) -> Symbols<'a> {
-        Symbols { patience, c_library, files, missing: Vec::new() }
+        Symbols { patience, c_library, files, missing: Vec::new(), too_large: Vec::new() }
+    }
+
+    /// What was left out because reading it takes too much memory, a line for each file.
+    pub(crate) fn too_large(&self, modules: &[Module]) -> Vec<String> {
+        let line = |(id, n): &(ModuleId, usize)| {
+            let path = &modules.get(id.0 as usize)?.path;
+            Some(format!(
+                "{path}: {n} addresses have no line: its debug information takes too much memory to read"
+            ))
+        };
+        self.too_large.iter().filter_map(line).collect()
     }
 
     /// The functions at the addresses where calls return to. Addresses that are not reached in time are left out.
@@ -138,38 +156,91 @@ impl<'a> Symbols<'a> {
             };
             let probe = |address: &u64| address.wrapping_sub(1).wrapping_sub(module.bias);
             let probes: Vec<u64> = addresses.iter().map(probe).collect();
-            let found = self.lines(&file, &probes, self.c_library.wants_lines(&module.path));
+            let (found, n_left) = self.lines(&file, &probes, self.c_library.wants_lines(&module.path));
+            self.too_large.extend(id.filter(|_| n_left > 0).map(|id| (id, n_left)));
             let found = addresses.into_iter().zip(found);
             resolved.extend(found.map_while(|(address, lines)| Some((address, id, lines?))));
         }
         resolved
     }
 
-    /// The functions at addresses of a file, never without any; `None` from where time is over.
-    fn lines(&self, file: &SymbolFile, probes: &[u64], wants_lines: bool) -> Vec<Option<Vec<Line>>> {
+    /// The functions at addresses of a file, never without any; `None` from where time is over. And how many lack lines that it may have.
+    fn lines(&self, file: &SymbolFile, probes: &[u64], wants_lines: bool) -> (Vec<Option<Vec<Line>>>, usize) {
         let mapped = Mapped::open(&file.path).ok();
         let object = mapped.as_ref().and_then(|mapped| object::File::parse(mapped.bytes()).ok());
-        let Some(object) = object else { return vec![Some(vec![Line::default()]); probes.len()] };
+        let Some(object) = object else { return (vec![Some(vec![Line::default()]); probes.len()], 0) };
         let answers = match file.supplement {
             _ if !wants_lines => vec![Answer::Lines(Vec::new()); probes.len()],
             None => lines::lines(&object, probes),
             Some(_) => vec![Answer::Unsure; probes.len()],
         };
-        let sources = Sources::default();
-        let mut whole = None;
+        let mut whole = WholeFile { file, left: MOST_READINGS, n_left: 0 };
         let mut found: Vec<Option<Vec<Line>>> = Vec::new();
-        for (answer, probe) in answers.into_iter().zip(probes) {
-            let lines = match answer {
-                _ if self.patience.is_over() => None,
-                Answer::Lines(lines) => Some(lines),
+        let mut rest = answers.into_iter().zip(probes.iter().copied()).peekable();
+        while let Some((answer, probe)) = rest.next() {
+            match answer {
+                _ if self.patience.is_over() => found.push(None),
+                Answer::Lines(lines) => found.push(Some(lines)),
                 Answer::Unsure => {
-                    let whole: &Option<Whole<'_>> = whole.get_or_insert_with(|| Whole::of(file, &sources));
-                    Some(whole.as_ref().map(|whole| whole.lines(*probe)).unwrap_or_default())
+                    let more = std::iter::from_fn(|| {
+                        rest.next_if(|(answer, _)| *answer == Answer::Unsure).map(|(_, probe)| probe)
+                    });
+                    let probes: Vec<u64> = std::iter::once(probe).chain(more).collect();
+                    found.extend(whole.lines(&probes, &self.patience));
                 }
-            };
-            found.push(lines);
+            }
         }
         name_outermost(&object, probes, &mut found);
+        (found, whole.n_left)
+    }
+}
+
+/// All of a file, read anew where what was made of it has taken as much memory as it may.
+struct WholeFile<'f> {
+    file: &'f SymbolFile,
+    /// Readings that may still be made.
+    left: usize,
+    /// Addresses without an answer, because it takes more than one reading has.
+    n_left: usize,
+}
+
+impl WholeFile<'_> {
+    /// What is at each address; `None` from where time is over.
+    fn lines(&mut self, probes: &[u64], patience: &Patience) -> Vec<Option<Vec<Line>>> {
+        let mut found = Vec::new();
+        while found.len() < probes.len() && self.left > 0 && !patience.is_over() {
+            self.left -= 1;
+            let sources = Sources::default();
+            let whole = Whole::of(self.file, &sources);
+            if sources.are_used_up() {
+                self.left = 0;
+                break;
+            }
+            let before = found.len();
+            for probe in probes.iter().skip(before) {
+                if patience.is_over() {
+                    break;
+                }
+                let lines = whole.as_ref().map(|whole| whole.lines(*probe)).unwrap_or_default();
+                if sources.are_used_up() {
+                    // What the addresses before it needed may be missing now.
+                    if found.len() == before {
+                        self.n_left += 1;
+                        found.push(Some(Vec::new()));
+                    }
+                    break;
+                }
+                found.push(Some(lines));
+            }
+        }
+        let rest = probes.len() - found.len();
+        match patience.is_over() {
+            true => found.extend(vec![None; rest]),
+            false => {
+                self.n_left += rest;
+                found.extend(vec![Some(Vec::new()); rest]);
+            }
+        }
         found
     }
 }
@@ -217,7 +288,7 @@ pub(crate) fn unfold(frames: &[FrameId], inlined: &HashMap<FrameId, Vec<FrameId>
 /// A C++ or Rust name as its source has it; any other as it is.
 pub(crate) fn demangle(name: &str) -> String {
     let name = name.split('@').next().unwrap_or(name);
-    let mut readable = if let Ok(rust) = rustc_demangle::try_demangle(name) {
+    let readable = if let Ok(rust) = rustc_demangle::try_demangle(name) {
         format!("{rust:#}")
     } else if name.starts_with("_Z") && name.len() <= MOST_NAME {
         cpp_demangle::Symbol::new(name)
@@ -227,12 +298,17 @@ pub(crate) fn demangle(name: &str) -> String {
     } else {
         name.to_owned()
     };
-    if readable.len() > MOST_NAME {
-        let end = (0..=MOST_NAME).rev().find(|at| readable.is_char_boundary(*at)).unwrap_or(0);
-        readable.truncate(end);
-        readable.push('…');
+    cut(readable)
+}
+
+/// No longer than names are kept.
+fn cut(mut name: String) -> String {
+    if name.len() > MOST_NAME {
+        let end = (0..=MOST_NAME).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
+        name.truncate(end);
+        name.push('…');
     }
-    readable
+    name
 }
 
 #[cfg(test)]
@@ -240,6 +316,7 @@ mod tests {
     use super::*;
     use crate::process::{Fate, Target, read_module};
     use crate::symbol_files::{Astray, Unmarked};
+    use object::{Object, ObjectSymbol};
     use std::fs::File;
     use std::time::Duration;
 
@@ -302,6 +379,92 @@ mod tests {
             !Patience::of_work(hour, hour).is_over() && Patience::of_work(hour, Duration::ZERO).is_over()
         );
         a_function_of_ours();
+    }
+
+    /// A library whose functions have a unit each, with so many rows in its line table, which is compressed; with `.debug_aranges`, or without.
+    fn with_rows(folder: &std::path::Path, rows: &[usize], has_aranges: bool) -> SymbolFile {
+        let mut source =
+            String::from(".section .debug_abbrev\n.byte 1,0x11,0, 0x11,1, 0x12,7, 0x10,0x17, 0,0, 0\n");
+        for (n, rows) in rows.iter().enumerate() {
+            source += &format!(
+                "
+.text
+.globl f{n}
+f{n}: .skip 64
+.section .debug_info
+i{n}: .long 2f-1f
+1: .short 4
+.long 0
+.byte 8, 1
+.quad f{n}, 64
+.long l{n}-.Llines
+2:
+.section .debug_line
+{first}
+l{n}: .long 6f-3f
+3: .short 4
+.long 5f-4f
+4: .byte 1,1,1,-5,14,13, 0,1,1,1,1,0,0,0,1,0,0,1, 0
+.asciz \"rows.c\"
+.byte 0,0,0, 0
+5: .byte 0,9,2
+.quad f{n}
+.fill {rows}, 1, 32
+.byte 0,1,1
+6:",
+                first = if n == 0 { ".Llines:" } else { "" },
+            );
+            if has_aranges {
+                source += &format!(
+                    "
+.section .debug_aranges
+.long 8f-7f
+7: .short 2
+.long i{n}-i0
+.byte 8,0, 0,0,0,0
+.quad f{n}, 64, 0, 0
+8:"
+                );
+            }
+        }
+        let (from, path) = (folder.join("rows.s"), folder.join("rows.so"));
+        std::fs::write(&from, source + "\n").expect("writable");
+        let mut compiler = std::process::Command::new("cc");
+        compiler.args(["-shared", "-nostdlib", "-Wl,--compress-debug-sections=zlib", "-o"]).arg(&path);
+        assert!(compiler.arg(&from).status().expect("a compiler").success());
+        SymbolFile { path, supplement: None }
+    }
+
+    #[test]
+    fn what_becomes_far_more_than_its_file_is_left_out_and_counted() {
+        let folder = std::env::temp_dir().join(format!("gputrace-rows-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let astray = HashMap::new();
+        let hour = Patience::of(Duration::from_secs(3600));
+        let symbols = Symbols::new(hour, CLibrary::Lines, files(&astray));
+        // In each function, how many rows its line table has; how many have a line, and how many were left out.
+        let check = |rows: &[usize], expected: (usize, usize)| {
+            for has_aranges in [false, true] {
+                let file = with_rows(&folder, rows, has_aranges);
+                let bytes = std::fs::read(&file.path).expect("readable");
+                assert!(bytes.len() < 1 << 20, "{} bytes", bytes.len());
+                let object = object::File::parse(&*bytes).expect("an object");
+                let at = |n| object.dynamic_symbols().find(|it| it.name() == Ok(&*format!("f{n}")));
+                let probes = (0..rows.len()).filter_map(|n| Some(at(n)?.address() + 8));
+                let probes: Vec<u64> = probes.collect();
+                let (found, n_left) = symbols.lines(&file, &probes, true);
+                let found: Vec<Line> = found.into_iter().flatten().flatten().collect();
+                assert_eq!(found.len(), rows.len(), "each has its symbol");
+                assert!(found.iter().enumerate().all(|(n, line)| line.function == format!("f{n}")));
+                let n_lines = found.iter().filter(|line| line.line == 1).count();
+                assert_eq!((n_lines, n_left), expected, "{rows:?}, {has_aranges}");
+            }
+        };
+        check(&[1000, 1000], (2, 0));
+        check(&[1000, 8 << 20, 1000], (2, 1));
+        // Together they are more than one reading has.
+        check(&[2 << 20, 2 << 20], (2, 0));
+        std::fs::remove_dir_all(folder).expect("ours");
     }
 
     #[test]

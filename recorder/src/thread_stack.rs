@@ -29,6 +29,8 @@ pub struct Stacks {
     pub threads: Vec<ThreadStack>,
     /// Why there are no Python frames; `None` where there are.
     pub no_python: Option<String>,
+    /// Files without names of functions, and why.
+    pub left_out: Vec<String>,
     /// Files of its code, by the numbers that native frames name.
     pub modules: Vec<Module>,
 }

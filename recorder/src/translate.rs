@@ -598,6 +598,11 @@ impl Translator {
         n_late
     }
 
+    /// What was left out because reading it takes too much memory.
+    pub(crate) fn too_large(&self, symbols: &Symbols<'_>) -> Vec<String> {
+        symbols.too_large(&self.modules)
+    }
+
     /// Writes the stacks again in which functions were inlined: these have frames of their own.
     fn unfold_stacks(&mut self) {
         for known in self.stacks.values_mut().filter(|known| known.used) {

@@ -5,11 +5,12 @@
 //! is bounded. The loader that `addr2line` brings opens whatever the names lead to.
 
 use crate::map_file::Mapped;
+use crate::metered::{Meter, Metered};
 use crate::opened::{self, Expected, Links};
 use crate::symbol_files::SymbolFile;
-use crate::symbols::Line;
+use crate::symbols::{Line, MOST_INLINED};
 use addr2line::gimli::{
-    AbbreviationsCacheStrategy, Dwarf, DwarfPackage, EndianSlice, Error, Reader, RunTimeEndian, SectionId,
+    AbbreviationsCacheStrategy, Dwarf, DwarfPackage, Error, Reader, RunTimeEndian, SectionId,
 };
 use addr2line::{Context, LookupContinuation, LookupResult, SplitDwarfLoad};
 use object::{CompressionFormat, File, Object, ObjectSection};
@@ -25,22 +26,31 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Of one object that a unit was split off into: compilers make one for each source file.
 const MOST_OBJECT: u64 = 64 << 20;
 
-type Slice<'a> = EndianSlice<'a, RunTimeEndian>;
-
 /// What debug information borrows from, for as long as this lives.
 pub(crate) struct Sources {
     mapped: Chain<Mapped>,
     bytes: Chain<Vec<u8>>,
     left: Cell<u64>,
+    meter: Meter,
 }
 
 impl Default for Sources {
     fn default() -> Sources {
-        Sources { mapped: Chain::default(), bytes: Chain::default(), left: Cell::new(MOST_BYTES) }
+        Sources {
+            mapped: Chain::default(),
+            bytes: Chain::default(),
+            left: Cell::new(MOST_BYTES),
+            meter: Meter::default(),
+        }
     }
 }
 
 impl Sources {
+    /// Whether more was wanted than one reading may have: an answer may be incomplete.
+    pub(crate) fn are_used_up(&self) -> bool {
+        self.meter.is_over()
+    }
+
     fn map(&self, path: &std::path::Path) -> Option<File<'_>> {
         File::parse(self.mapped.add(Mapped::open(path).ok()?).bytes()).ok()
     }
@@ -60,10 +70,10 @@ impl Sources {
     }
 
     /// A section, decompressed; empty where it is not there.
-    fn section<'a>(&'a self, object: &File<'a>, name: Option<&str>) -> Option<Slice<'a>> {
+    fn section<'a>(&'a self, object: &File<'a>, id: SectionId, name: Option<&str>) -> Option<Metered<'a>> {
         let endian = if object.is_little_endian() { RunTimeEndian::Little } else { RunTimeEndian::Big };
         let Some(section) = name.and_then(|name| object.section_by_name(name)) else {
-            return Some(EndianSlice::new(&[], endian));
+            return Some(self.meter.read(id, &[], endian));
         };
         let packed = section.compressed_data().ok()?;
         if packed.format != CompressionFormat::None {
@@ -73,22 +83,22 @@ impl Sources {
             Cow::Borrowed(bytes) => bytes,
             Cow::Owned(bytes) => self.bytes.add(bytes),
         };
-        Some(EndianSlice::new(bytes, endian))
+        Some(self.meter.read(id, bytes, endian))
     }
 }
 
 /// Debug information of a file, and of those that it names.
 pub(crate) struct Whole<'a> {
     sources: &'a Sources,
-    context: Context<Slice<'a>>,
-    package: Option<DwarfPackage<Slice<'a>>>,
+    context: Context<Metered<'a>>,
+    package: Option<DwarfPackage<Metered<'a>>>,
 }
 
 impl<'a> Whole<'a> {
     /// `None` for what cannot be read.
     pub(crate) fn of(file: &SymbolFile, sources: &'a Sources) -> Option<Whole<'a>> {
         let object = sources.map(&file.path)?;
-        let load = |object: &File<'a>, id: SectionId| sources.section(object, Some(id.name())).ok_or(());
+        let load = |object: &File<'a>, id: SectionId| sources.section(object, id, Some(id.name())).ok_or(());
         let mut dwarf = Dwarf::load(|id| load(&object, id)).ok()?;
         if let Some(path) = &file.supplement {
             let supplement = sources.map(path)?;
@@ -116,22 +126,24 @@ impl<'a> Whole<'a> {
             }
         };
         let Ok(mut found) = found else { return lines };
-        while let Ok(Some(frame)) = found.next() {
+        while lines.len() < MOST_INLINED
+            && let Ok(Some(frame)) = found.next()
+        {
             lines.push(Line::of(frame.function.as_ref(), frame.location.as_ref()));
         }
         lines
     }
 
     /// The half of a unit that is in another file.
-    fn split_off(&self, load: &SplitDwarfLoad<Slice<'a>>) -> Option<Dwarf<Slice<'a>>> {
+    fn split_off(&self, load: &SplitDwarfLoad<Metered<'a>>) -> Option<Dwarf<Metered<'a>>> {
         let packed = self.package.as_ref().and_then(|it| it.find_cu(load.dwo_id, &load.parent).ok()?);
         if packed.is_some() {
             return packed;
         }
-        let text = |name: &Slice<'a>| Some(PathBuf::from(OsStr::from_bytes(&name.to_slice().ok()?)));
+        let text = |name: &Metered<'a>| Some(PathBuf::from(OsStr::from_bytes(&name.to_slice().ok()?)));
         let folder = load.comp_dir.as_ref().and_then(text).unwrap_or_default();
         let object = self.sources.read(&folder.join(load.path.as_ref().and_then(text)?))?;
-        let section = |id: SectionId| self.sources.section(&object, id.dwo_name()).ok_or(());
+        let section = |id: SectionId| self.sources.section(&object, id, id.dwo_name()).ok_or(());
         let mut dwarf = Dwarf::load(section).ok()?;
         let header = dwarf.units().next().ok()??;
         if dwarf.unit(header).ok()?.dwo_id != Some(load.dwo_id) {
@@ -143,12 +155,12 @@ impl<'a> Whole<'a> {
 }
 
 /// What a linker put all split-off units into, beside the file (`FILE.dwp`).
-fn package<'a>(file: &SymbolFile, sources: &'a Sources) -> Option<DwarfPackage<Slice<'a>>> {
+fn package<'a>(file: &SymbolFile, sources: &'a Sources) -> Option<DwarfPackage<Metered<'a>>> {
     let mut name = file.path.clone().into_os_string();
     name.push(".dwp");
     let object = sources.map(&PathBuf::from(name))?;
-    let empty = sources.section(&object, None)?;
-    DwarfPackage::load(|id| sources.section(&object, id.dwo_name()).ok_or(Error::Io), empty).ok()
+    let empty = sources.section(&object, SectionId::DebugInfo, None)?;
+    DwarfPackage::load(|id| sources.section(&object, id, id.dwo_name()).ok_or(Error::Io), empty).ok()
 }
 
 /// Values that stay where they are.

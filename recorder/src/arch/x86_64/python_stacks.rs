@@ -6,13 +6,13 @@
 //! object must be of CPython's type for code, a text of its type for texts.
 
 use super::foreign::{Foreign, LEAST_ADDRESS};
+use crate::pages::Headers;
 use crate::process::{AddressSpace, Fate, Target};
 use crate::python_lines::line_at;
 use gputrace_ring::python_offsets::{
     DEBUG_COOKIE, DEBUG_FREE_THREADED, DEBUG_VERSION, DEBUG_WORDS, NONE, Offsets, Place, VERSIONS,
 };
 use gputrace_schemas::event::Module;
-use object::read::ReadCache;
 use object::{Object, ObjectSymbol};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -165,8 +165,8 @@ impl Python {
 /// Addresses of the symbols that are needed, if `_PyRuntime` is one of this file's.
 fn symbols(module: &Module, file: &File) -> Option<HashMap<&'static str, u64>> {
     const WANTED: [&str; 5] = ["_PyRuntime", "PyCode_Type", "PyUnicode_Type", "PyBytes_Type", "Py_Version"];
-    let cache = ReadCache::new(file);
-    let elf = object::File::parse(&cache).ok()?;
+    let headers = Headers::of(file);
+    let elf = object::File::parse(&headers).ok()?;
     let mut module = module.clone();
     crate::process::read_module(&mut module, file);
     let mut found = HashMap::new();

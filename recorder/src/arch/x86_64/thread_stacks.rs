@@ -9,7 +9,7 @@ use super::thread_copy::{self, Copied, Status};
 use super::unwind::Unwinder;
 use crate::limits;
 use crate::merge_stack::{INTERPRETER_FRAME, MergedFrame, merge_stack};
-use crate::process::{self, AddressSpace, Fate, Target};
+use crate::process::{self, AddressSpace, Target};
 use crate::symbol_files::{Astray, SymbolFiles, Unmarked};
 use crate::symbols::{self, CLibrary, Patience, Symbols};
 use gputrace_schemas::event::{Frame, Module, ModuleId};
@@ -26,6 +26,8 @@ const MOST_THREADS: usize = 1024;
 const MOST_READINGS: u32 = 4;
 /// How much of a processor names of functions may take, and how long.
 const NAMES: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(20));
+/// How long the files of its code may take to respond.
+const FILES: Duration = Duration::from_secs(3);
 /// What names of the interpreter's own functions begin with: from 3.14 on some builds have a function for each instruction.
 const INTERPRETER: [&str; 2] = ["_PyEval_EvalFrameDefault", "_TAIL_CALL_"];
 /// The kernel's code in each process is smaller.
@@ -40,8 +42,9 @@ pub fn stacks(pid: u32) -> Result<Stacks, NoStacks> {
     fs::metadata(format!("/proc/{pid}")).map_err(|_| gone())?;
     let refused = |why: String| NoStacks::Refused { pid, why: format!("{why}; {}", remedy()) };
     let foreign = Foreign::open(pid).map_err(|error| refused(error.to_string()))?;
-    let target = Target::new(pid, Some(pid), 0);
+    let mut target = Target::new(pid, Some(pid), 0);
     let space = target.address_space(0).ok_or_else(|| refused("its mappings cannot be read".to_owned()))?;
+    target.leave_out_silent(&space, FILES);
     let python = Python::find(&target, &space, &foreign);
     let process = Process { pid, foreign: &foreign, python: python.as_ref().ok() };
     // The kernel lets go what a thread has stopped when that thread ends, whatever it did.
@@ -55,8 +58,12 @@ pub fn stacks(pid: u32) -> Result<Stacks, NoStacks> {
             Err(_) => process.take(&target, &space),
         }
     });
-    let threads = Names::of(&target, &space, &taken).stacks(taken);
-    Ok(Stacks { threads, no_python: python.err(), modules: space.modules })
+    let (names, too_large) = Names::of(&target, &space, &taken);
+    let threads = names.stacks(taken);
+    let silent = space.modules.iter().filter(|module| target.is_silent(module));
+    let silent = silent.map(|module| format!("{}: the file does not respond", module.path));
+    let left_out = silent.chain(too_large).collect();
+    Ok(Stacks { threads, no_python: python.err(), left_out, modules: space.modules })
 }
 
 #[derive(Clone, Copy)]
@@ -183,7 +190,8 @@ fn until_two_agree(read: impl Fn(Instant) -> Option<Vec<RawFrame>>) -> (Option<V
 struct Names(HashMap<u64, Vec<Frame>>);
 
 impl Names {
-    fn of(target: &Target, space: &AddressSpace, taken: &[Taken]) -> Names {
+    /// And what was left out.
+    fn of(target: &Target, space: &AddressSpace, taken: &[Taken]) -> (Names, Vec<String>) {
         let mut addresses: Vec<u64> = taken.iter().flat_map(|it| &it.native).copied().collect();
         addresses.sort_unstable();
         addresses.dedup();
@@ -198,8 +206,11 @@ impl Names {
         used.dedup();
         for at in used {
             let Some(module) = modules.get_mut(at) else { continue };
-            let fate = if space.deleted.contains(&module.start) { Fate::Deleted } else { Fate::There };
-            let Some((file, reach)) = target.open(module, fate) else { continue };
+            if target.is_silent(module) {
+                // What is at its path must not be opened either.
+                astray.insert(module.start, Astray::Gone);
+            }
+            let Some((file, reach)) = target.open(module, space.fate(module)) else { continue };
             process::read_module(module, &file);
             if reach == process::Reach::Astray {
                 astray.insert(module.start, Astray::Held(file));
@@ -221,7 +232,8 @@ impl Names {
                 .entry(address)
                 .or_insert_with(|| vec![unnamed(address, module_at(address.saturating_sub(1)))]);
         }
-        Names(names)
+        let too_large = symbols.too_large(&modules);
+        (Names(names), too_large)
     }
 
     fn stacks(&self, taken: Vec<Taken>) -> Vec<ThreadStack> {

@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -192,8 +192,7 @@ impl Late {
                 return Err(self.no("libgputrace.so is not beside gputrace, nor in ../lib: install it there, or set GPUTRACE_LIBRARY to its path"));
             }
             None => {
-                let expected = Expected::regular().with_bytes(1..=MOST_LIBRARY);
-                let content = opened::read(library, Links::Followed, &expected);
+                let content = opened::read(library, Links::Followed, &trusted_library(self.pid));
                 content.map_err(|why| self.no(&why.to_string()))?
             }
         };
@@ -589,6 +588,14 @@ fn why_untraceable(pid: u32) -> String {
         "3" => "not allowed on this machine (kernel.yama.ptrace_scope=3): start it with LD_PRELOAD and GPUTRACE=dormant".to_owned(),
         _ => crate::attach::why_hidden(pid),
     }
+}
+
+/// The library becomes code of the process, so nobody may have chosen it but its user, who calls us, who installed us, and root.
+fn trusted_library(pid: u32) -> Expected {
+    let mut owners = opened::users_of(pid);
+    owners.extend([0, rustix::process::geteuid().as_raw()]);
+    owners.extend(fs::metadata("/proc/self/exe").map(|own| own.uid()));
+    Expected::regular().with_bytes(1..=MOST_LIBRARY).of(&owners).guarded()
 }
 
 /// All that is done with a library in foreign memory, without a process: how many functions it has.

@@ -265,3 +265,80 @@ fn calls_of_the_program_do_not_end_because_it_was_looked_at() {
     std::io::Write::write_all(&mut input.expect("a pipe"), b"\n").expect("it reads");
     assert_eq!(running.line(), "[]");
 }
+
+/// One of its libraries lies in a file system (FUSE) whose server stops when the library is loaded.
+const ON_A_SILENT_FILE_SYSTEM: &str = r#"
+import ctypes, os, signal, struct, subprocess, sys, tempfile, time
+libc = ctypes.CDLL(None, use_errno=True)
+with tempfile.TemporaryDirectory() as folder:
+    path = folder + '/libsilent.so'
+    source = b'void through(void (*of)(void)) { of(); __asm__(""); }'
+    subprocess.run(['cc', '-xc', '-shared', '-fPIC', '-o', path, '-'], input=source, check=True)
+    content = open(path, 'rb').read()
+def attributes(node):
+    is_file = node == 2
+    mode, size = (0o100755, len(content)) if is_file else (0o40755, 0)
+    return struct.pack('<6Q10I', node, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+def serve(device):
+    while True:
+        request = os.read(device, 1 << 20)
+        _, what, unique, node = struct.unpack_from('<IIQQ', request)
+        error, answer = 0, b''
+        if what == 26:    # INIT
+            answer = struct.pack('<4I2H2I2H8I', 7, 31, 65536, 0, 1, 1, 65536, 1, 16, 0, *[0] * 8)
+        elif what == 1:   # LOOKUP
+            answer = struct.pack('<4Q2I', 2, 0, 0, 0, 0, 0) + attributes(2)
+        elif what == 3:   # GETATTR
+            answer = struct.pack('<QII', 0, 0, 0) + attributes(node)
+        elif what == 14:  # OPEN
+            answer = struct.pack('<QII', 0, 0, 0)
+        elif what == 15:  # READ
+            at, n = struct.unpack_from('<QI', request, 48)
+            answer = content[at:at + n]
+        elif what in (2, 42):
+            continue
+        elif what not in (18, 25):
+            error = -38
+        os.write(device, struct.pack('<IiQ', 16 + len(answer), error, unique) + answer)
+try:
+    device = os.open('/dev/fuse', os.O_RDWR)
+    options = f'fd={device},rootmode=40000,user_id=0,group_id=0'.encode()
+    assert libc.mount(b'silent', b'/mnt', b'fuse', 0, options) == 0
+except (OSError, AssertionError):
+    print('no', flush=True)
+    sys.exit()
+server = os.fork()
+if server == 0:
+    libc.prctl(1, signal.SIGKILL)
+    serve(device)
+os.close(device)
+silent = ctypes.CDLL('/mnt/libsilent.so')
+os.kill(server, signal.SIGSTOP)
+def waits_here():
+    print('ready', flush=True)
+    time.sleep(1000)
+silent.through(ctypes.CFUNCTYPE(None)(waits_here))
+"#;
+
+#[test]
+fn a_library_whose_file_does_not_respond_is_left_out_and_named() {
+    let what = "stacks of a process with a library on a silent file system";
+    let mut command = Command::new("unshare");
+    let command =
+        command.args(["--mount", "--propagation", "private", "python3", "-c", ON_A_SILENT_FILE_SYSTEM]);
+    let Ok(mut child) = command.stdout(Stdio::piped()).spawn() else {
+        return gputrace_skip::skip(what, "there is no unshare");
+    };
+    let out = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut running = Running { child, out };
+    if running.line() != "ready" {
+        return gputrace_skip::skip(what, "FUSE cannot be mounted");
+    }
+    let (tells, told) = std::sync::mpsc::channel();
+    let pid = running.pid();
+    std::thread::spawn(move || tells.send(stacks(pid)));
+    let read = told.recv_timeout(Duration::from_secs(120)).expect("nobody is waited for").expect("readable");
+    assert_eq!(read.left_out, ["/mnt/libsilent.so: the file does not respond"]);
+    let python = |thread: &ThreadStack| thread.python().any(|(function, ..)| function == "waits_here");
+    assert!(read.threads.iter().any(python), "{read:?}");
+}

@@ -28,6 +28,10 @@ const DEFAULT: &str = "gputrace-%e.%h.%p.%n.gtr";
 const NAMING: Duration = Duration::from_secs(5);
 /// How long a process is asked, at most, to unmap the ring that one of its threads was still writing to.
 const TIDYING: Duration = Duration::from_secs(2);
+/// How long `ps` may take: it looks at processes for 5 s, asks the driver, which may have to wake its cards, and reads what is left in memory.
+const LISTING: Duration = Duration::from_secs(60);
+/// Numbers of processes that a line names, at most.
+const NAMED: usize = 10;
 /// What attaching and detaching may take beside the waits that the user bounds.
 const ELSE: Duration = Duration::from_secs(10);
 
@@ -271,8 +275,9 @@ fn lives(pid: u32) -> bool {
 
 fn ps(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: PsArgs = super::parsed(matches)?;
-    // What each process may take is bounded one by one.
-    beside::run(args.in_child, None, "", out, |out, _| listed(&args, out))
+    let stuck =
+        "processes cannot be listed: the memory or files of one of them, or the driver, do not respond";
+    beside::run(args.in_child, Some(LISTING), stuck, out, |out, _| listed(&args, out))
 }
 
 fn listed(args: &PsArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
@@ -283,6 +288,7 @@ fn listed(args: &PsArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
             "schema": "gputrace.ps/1",
             "processes": processes,
             "unseen": listing.n_unseen,
+            "not_reached": listing.not_reached,
             "rings": left::rings_as_json(&left),
             "logs": left::logs_as_json(&left),
             "rings_of_others": left.n_of_others,
@@ -309,6 +315,9 @@ fn listed(args: &PsArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
             "{n} processes of other users cannot be inspected: root can see whether they use a GPU"
         )?;
     }
+    if !listing.not_reached.is_empty() {
+        writeln!(out, "{}", not_reached(&listing.not_reached))?;
+    }
     let left = left::lines(&left);
     if !left.is_empty() {
         writeln!(out, "\nLeft behind in memory:")?;
@@ -317,6 +326,17 @@ fn listed(args: &PsArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
         writeln!(out, "  {}", printable(&line))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn not_reached(pids: &[u32]) -> String {
+    let named: Vec<String> = pids.iter().take(NAMED).map(u32::to_string).collect();
+    let more = pids
+        .len()
+        .checked_sub(NAMED)
+        .filter(|n| *n != 0)
+        .map_or_else(String::new, |n| format!(" and {n} more"));
+    let named = named.join(", ");
+    format!("not inspected: {named}{more}, because inspecting others took too long (5 s in all); try again")
 }
 
 fn as_json(process: &Seen) -> Value {

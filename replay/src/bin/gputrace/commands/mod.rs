@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id};
+use gputrace_recorder::WaitsUntil;
 use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_schemas::printable::{Screen, is_obeyed, printable};
 use gputrace_sim::skip;
@@ -314,8 +315,9 @@ fn refuse_summaries(verb: &str, named: &[PathBuf]) -> anyhow::Result<()> {
 fn wait_for_recorders(named: &[PathBuf]) {
     let traces = named.iter().filter(|path| path.is_file() || path.is_dir());
     let traces = traces.flat_map(|path| show::paths(&[path]).unwrap_or_default());
+    let until = WaitsUntil::from_now();
     for trace in traces {
-        if gputrace_recorder::wait_for_recorder(&trace) {
+        if gputrace_recorder::wait_for_recorder(&trace, until) {
             complain!(
                 "{} is still being written: this answer does not include later events",
                 trace.display()

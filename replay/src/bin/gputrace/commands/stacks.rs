@@ -1,15 +1,18 @@
 //! `gputrace stacks`: where the threads of processes are, now.
 
+use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{ArgMatches, Args};
 use gputrace_recorder::thread_stacks::{End, How, Stacks, stacks};
 use gputrace_schemas::event::Frame;
-use gputrace_schemas::printable::Screen;
+use gputrace_schemas::printable::{Screen, printable};
 
 use super::Verb;
+use super::parts::beside::{self, Progress};
 use super::parts::live::find::{Place, Which};
 use crate::show::{CANNOT_KNOW, complain};
 
@@ -36,10 +39,26 @@ pub(super) struct StacksArgs {
     /// Show all native frames, even of the interpreter between Python frames
     #[arg(long)]
     all: bool,
+
+    /// Run as the child that reads one process
+    #[arg(long, hide = true)]
+    in_child: bool,
+
+    /// The trace of that process
+    #[arg(long, hide = true, value_name = "TRACE")]
+    of: Option<PathBuf>,
 }
+
+/// How long one process may take: the names of its functions alone may take 20 s.
+const ONE_PROCESS: Duration = Duration::from_secs(40);
 
 fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: StacksArgs = super::parsed(matches)?;
+    if let (true, [pid]) = (args.in_child, &args.which[..]) {
+        let pid = pid.to_str().and_then(|pid| pid.parse().ok()).unwrap_or_default();
+        let work = |out: &mut Screen, _: &Progress| one(pid, args.of.as_deref(), args.all, out);
+        return beside::run(true, None, "", out, work);
+    }
     let which = Which::of(&args.which)?;
     let mut targets: Vec<(u32, Option<Place>)> = match &which {
         // Recorded or not.
@@ -58,28 +77,49 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     targets.dedup_by_key(|(pid, _)| *pid);
     let mut all_read = true;
     for (pid, place) in targets {
-        match stacks(pid) {
-            Ok(stacks) => write(pid, place.as_ref(), &stacks, args.all, out)?,
-            Err(why) => {
-                all_read = false;
-                complain!("{why}");
-            }
-        }
+        // Each process has a child of its own: the memory and files of one may never respond, and it holds up no other.
+        let mut words: Vec<OsString> = vec![VERB.name.into(), "--in-child".into()];
+        words.extend(args.all.then(|| "--all".into()));
+        let trace = place.as_ref().map(|place| place.shown.as_path());
+        words.extend(trace.into_iter().flat_map(|trace| ["--of".into(), trace.into()]));
+        words.push(pid.to_string().into());
+        let stuck = format!(
+            "process {pid} cannot be read: its memory or files do not respond, as on a hanging file system (FUSE, NFS)"
+        );
+        out.flush()?;
+        let ended = match beside::ended(&words, Some(ONE_PROCESS), &stuck) {
+            Some(ended) => ended,
+            None => one(pid, trace, args.all, out)?,
+        };
+        all_read &= ended == ExitCode::SUCCESS;
     }
     Ok(if all_read { ExitCode::SUCCESS } else { ExitCode::from(CANNOT_KNOW) })
 }
 
+fn one(pid: u32, trace: Option<&Path>, shows_all: bool, out: &mut Screen) -> anyhow::Result<ExitCode> {
+    match stacks(pid) {
+        Ok(stacks) => write(pid, trace, &stacks, shows_all, out).map(|()| ExitCode::SUCCESS),
+        Err(why) => {
+            complain!("{why}");
+            Ok(ExitCode::from(CANNOT_KNOW))
+        }
+    }
+}
+
 fn write(
     pid: u32,
-    place: Option<&Place>,
+    trace: Option<&Path>,
     stacks: &Stacks,
     shows_all: bool,
     out: &mut Screen,
 ) -> anyhow::Result<()> {
-    let trace = place.map_or_else(String::new, |place| format!("  {}", place.shown.display()));
+    let trace = trace.map_or_else(String::new, |trace| format!("  {}", trace.display()));
     writeln!(out, "process {pid}{trace}")?;
     if let Some(why) = &stacks.no_python {
         writeln!(out, "  no Python frames: {why}")?;
+    }
+    for left_out in &stacks.left_out {
+        writeln!(out, "  left out: {}", printable(left_out))?;
     }
     for thread in &stacks.threads {
         let state = match thread.state {

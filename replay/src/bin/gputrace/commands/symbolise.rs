@@ -61,12 +61,15 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         false => symbolise(&trace, roots, &args.output, overwrite)?,
     };
     drop(working);
-    let Symbolised { n_frames, n_functions, n_lines, unresolved } = found;
+    let Symbolised { n_frames, n_functions, n_lines, unresolved, too_large } = found;
     let to = show::shown(&args.output);
     writeln!(
         out,
         "{to}: of {n_frames} native frames without a line, {n_lines} now have one, and {n_functions} that had no function"
     )?;
+    for line in too_large {
+        writeln!(out, "{}", printable(&line))?;
+    }
     for Unresolved { module, n_frames, others } in &unresolved {
         let path = printable(&module.path);
         if module.build_id.is_empty() {

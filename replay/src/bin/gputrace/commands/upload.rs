@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::{ArgMatches, Args};
 use gputrace_objects::{State, Upload, encoded};
+use gputrace_recorder::WaitsUntil;
 use gputrace_replay::trace::words;
 use gputrace_schemas::event::Bytes;
 use gputrace_schemas::printable::Screen;
@@ -60,9 +61,10 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let args: UploadArgs = super::parsed(matches)?;
     let paths = show::paths(&args.traces)?;
     let mut all_sent = true;
+    let until = WaitsUntil::from_now();
     for path in &paths {
         let _working = Working::on(path);
-        match sent(path, &destination(&args.output, path, paths.len()), args.force) {
+        match sent(path, &destination(&args.output, path, paths.len()), args.force, until) {
             Ok(line) => writeln!(out, "{line}")?,
             Err(error) => {
                 all_sent = false;
@@ -92,9 +94,9 @@ fn begun(path: &Path, url: &Path) -> anyhow::Result<Upload> {
     Ok(upload)
 }
 
-fn sent(path: &Path, url: &Path, force: bool) -> anyhow::Result<String> {
+fn sent(path: &Path, url: &Path, force: bool, until: WaitsUntil) -> anyhow::Result<String> {
     let (from, to) = (show::shown(path), show::shown(url));
-    let is_growing = gputrace_recorder::wait_for_recorder(path);
+    let is_growing = gputrace_recorder::wait_for_recorder(path, until);
     let is_begun = matches!(State::of(path), Ok(Some(_)));
     if !is_begun && !force && objects::exists(url)? {
         bail!("{to} exists; -F overwrites it");

@@ -4,6 +4,7 @@
 //! be interrupted or killed until that file system goes away. So a child process does the reading, and this process exits when the child
 //! has finished or has taken too long, even if the child itself cannot exit.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -61,18 +62,25 @@ pub(crate) fn run(
         progress.say(as_byte(status));
         return Ok(status);
     }
-    match start() {
-        Some((child, from)) => Ok(wait(child, from, patience, stuck)),
+    let mut words = std::env::args_os().skip(1);
+    let verb = words.next().unwrap_or_default();
+    let words: Vec<OsString> = [verb, "--in-child".into()].into_iter().chain(words).collect();
+    match ended(&words, patience, stuck) {
+        Some(status) => Ok(status),
         // No process to be had: then without a bound.
         None => work(out, &Progress { has_parent: false }),
     }
 }
 
-fn start() -> Option<(Child, UnixStream)> {
+/// How a child with these words ended, which say that it is one; `None` where it could not be started.
+pub(crate) fn ended(words: &[OsString], patience: Option<Duration>, stuck: &str) -> Option<ExitCode> {
+    start(words).map(|(child, from)| wait(child, from, patience, stuck))
+}
+
+fn start(words: &[OsString]) -> Option<(Child, UnixStream)> {
     let (ours, its) = UnixStream::pair().ok()?;
-    let mut words = std::env::args_os().skip(1);
     let mut command = Command::new(std::env::current_exe().ok()?);
-    command.arg(words.next()?).arg("--in-child").args(words);
+    command.args(words);
     command.stdin(Stdio::from(std::os::fd::OwnedFd::from(its)));
     gputrace_recorder::end_with_us(&mut command);
     Some((command.spawn().ok()?, ours))

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, bail};
+use gputrace_recorder::WaitsUntil;
 use gputrace_recorder::output_file::create_new;
 use gputrace_replay::answers::predict::Values;
 use gputrace_replay::import;
@@ -62,9 +63,10 @@ impl Runs {
             bail!("{words}: nothing was recorded: {status}; its output is in {}", shown(&log));
         }
         let mut wanted = false;
+        let until = WaitsUntil::from_now();
         for trace in &traces {
             // A program that has ended does not wait for its recorder.
-            if gputrace_recorder::wait_for_recorder(trace) {
+            if gputrace_recorder::wait_for_recorder(trace, until) {
                 complain!(
                     "{} is still being written: this answer does not include later events",
                     trace.display()

@@ -1,6 +1,6 @@
 //! Which traces are being written, by whom, and of which process: what `/proc` says of the recorders.
 
-use std::fs::{self, TryLockError};
+use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -164,12 +164,12 @@ fn in_folder(folder: &Path, written: &[Place]) -> Vec<Place> {
     places
 }
 
-/// Whether somebody holds the recorder's lock on it.
+/// Whether a recorder has marked it as one that it writes.
 fn is_locked(path: &Path) -> bool {
     let Ok(file) = opened(path, Links::Followed, Access::Read, &Expected::regular()) else { return false };
     let made = file.metadata().and_then(|data| data.created().or_else(|_| data.modified()));
     let is_new = made.is_ok_and(|made| SystemTime::now().duration_since(made).is_ok_and(|age| age < NEW));
-    !is_new && matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
+    !is_new && gputrace_recorder::is_written(path)
 }
 
 /// The traces that recorders of this user have open.
