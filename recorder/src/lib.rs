@@ -31,6 +31,7 @@ mod guarded;
 mod handed_out;
 mod heartbeat;
 mod held;
+mod item;
 mod job;
 pub mod late;
 pub mod left;
