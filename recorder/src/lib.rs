@@ -36,6 +36,7 @@ mod job;
 pub mod late;
 pub mod left;
 mod limits;
+mod line;
 mod lines;
 mod liveness;
 mod map_file;
@@ -71,7 +72,7 @@ mod write;
 
 pub use arch::{MISSING_HERE, thread_stacks};
 pub use card::Holder;
-pub use daemon::{daemon_main, variable};
+pub use daemon::daemon_main;
 pub use gpus::{Gpu, Gpus};
 pub use gputrace_ring::variables;
 pub use job::{Job, State, Told, is_left, job_begins};
@@ -81,7 +82,7 @@ pub use oom::{Answer, FollowUp, Oom};
 pub use output::{Moment, Overwrite, check as check_output, wait_for_recorder};
 pub use pidfd::{end_with_us, with_standard_files_only};
 pub use record::{Inherited, Options, Summary, record};
-pub use steering::{is_off, misspelt};
+pub use steering::{is_off, misspelt, variable};
 pub use symbol_files::OtherBuild;
 
 use gputrace_schemas::reader;

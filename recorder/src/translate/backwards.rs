@@ -3,7 +3,7 @@
 use super::stacks::Stacks;
 use crate::autograd::{Autograd, Context, RELEASES};
 use crate::item::Item;
-use crate::symbols::demangle;
+use crate::line::demangle;
 use gputrace_schemas::event::{Backward, StackId};
 use std::collections::HashMap;
 

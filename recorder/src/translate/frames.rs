@@ -119,7 +119,7 @@ fn python_frame(code: Option<&Code>, instruction: u64) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::symbols::Line;
+    use crate::line::Line;
 
     fn functions(items: &[Item]) -> Vec<(u32, &str)> {
         let of = |item| match item {
