@@ -1,7 +1,7 @@
 //! What events name by number, for a recording in several files: each file defines what its own events name.
 
+use crate::item::Item;
 use crate::output::TraceFile;
-use crate::translate::Item;
 use gputrace_schemas::event::{
     Api, ApiId, CommId, Communicator, Device, Event, EventKind, Frame, Module, ModuleId, Nanos, Process,
     Stack, StackId, TextId, Thread, ThreadId,

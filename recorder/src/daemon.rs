@@ -5,10 +5,10 @@ use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
 use crate::segments::{Bounds, parse_time};
 use crate::standstill::HANG_AFTER;
+use crate::steering::variable;
 use crate::{Overwrite, guarded, is_off, left, limits, memory, messages, say};
 use gputrace_ring::variables;
-use std::ffi::{CStr, OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -81,12 +81,6 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     };
     messages::keep_in_file(&ring);
     code
-}
-
-/// A variable's name, as the environment has it.
-#[must_use]
-pub fn variable(name: &'static CStr) -> &'static OsStr {
-    OsStr::from_bytes(name.to_bytes())
 }
 
 /// What the arguments say: the ring's name, and what was left open for us.

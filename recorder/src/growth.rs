@@ -4,8 +4,8 @@
 //! any other gets all of it soon, so that events have room when this recorder is kept from running. Memory that cannot be had is
 //! asked for again: until then the ring is as large as it is, and what finds no room in it is counted as for any full ring.
 
-use crate::daemon::variable;
 use crate::map_file::MapFile;
+use crate::steering::variable;
 use gputrace_ring::map::{CHUNK_BYTES, Map};
 use gputrace_ring::ring::Reader;
 use gputrace_ring::variables;

@@ -6,8 +6,8 @@
 //! addresses lie in, sections are decompressed as far as those units reach, and `addr2line` reads the units alone.
 //! Whatever that cannot answer for certain is left to `whole.rs` ([`Answer::Unsure`]).
 
+use crate::line::{Line, MOST_INLINED};
 use crate::metered::{Meter, Metered};
-use crate::symbols::{Line, MOST_INLINED};
 use addr2line::gimli::{
     Abbreviations, AttributeValue, DW_AT_stmt_list, DW_FORM_GNU_ref_alt, DW_FORM_GNU_strp_alt,
     DW_FORM_ref_addr, DW_FORM_ref_sup4, DW_FORM_ref_sup8, DW_FORM_strp_sup, DebugAbbrev, DebugAbbrevOffset,

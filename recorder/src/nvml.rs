@@ -7,12 +7,12 @@
 use crate::card::{self, Holder, bytes_of};
 use crate::gpu_health::Health;
 use crate::guarded;
+use crate::item::own_event;
 use crate::nvml_process::{Finder, HandedOut, Listed, Numbers};
 use crate::ticks;
-use crate::translate::{Item, RECORDER};
 use crate::write::Outlet;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
-use gputrace_schemas::event::{Bytes, Device, Event, EventKind, Nanos, Sample, StackId, SuspendedBy};
+use gputrace_schemas::event::{Bytes, Device, EventKind, Nanos, Sample, SuspendedBy};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -342,8 +342,7 @@ impl Sampling {
             }
             if self.last.insert(sample.device, sample) != Some(sample) {
                 changed = true;
-                let (time, kind) = (Nanos(listed.time), EventKind::Sample(sample));
-                items.push(Item::Event(Event { time, thread: RECORDER, stack: StackId(0), kind }));
+                items.push(own_event(Nanos(listed.time), EventKind::Sample(sample)));
             }
         }
         if changed {
@@ -410,8 +409,7 @@ impl Sampling {
     }
 
     fn note(&self, text: String) {
-        let (time, kind) = (Nanos(ticks::monotonic()), EventKind::Note(text));
-        self.outlet.send(vec![Item::Event(Event { time, thread: RECORDER, stack: StackId(0), kind })]);
+        self.outlet.send(vec![own_event(Nanos(ticks::monotonic()), EventKind::Note(text))]);
     }
 }
 

@@ -5,12 +5,12 @@
 
 use crate::card::Holder;
 use crate::guarded;
+use crate::item::{Item, own_event};
 use crate::nvml::Inquirer;
 use crate::ticks;
-use crate::translate::{Item, RECORDER};
 use crate::write::Outlet;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use gputrace_schemas::event::{Bytes, Event, EventKind, Nanos, PjrtAction, StackId};
+use gputrace_schemas::event::{Bytes, Event, EventKind, Nanos, PjrtAction};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -187,9 +187,7 @@ fn notes(device: i16, holders: Option<Vec<Holder>>) -> Vec<Item> {
             .collect(),
     };
     let time = Nanos(ticks::monotonic());
-    let note =
-        |text| Item::Event(Event { time, thread: RECORDER, stack: StackId(0), kind: EventKind::Note(text) });
-    texts.into_iter().map(note).collect()
+    texts.into_iter().map(|text| own_event(time, EventKind::Note(text))).collect()
 }
 
 #[cfg(test)]

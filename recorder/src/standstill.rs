@@ -8,11 +8,9 @@ use crate::drain::{Happened, Stamped};
 use crate::guarded;
 use crate::process::Target;
 use crate::thread_stacks::{End, How, NoStacks, Stacks, stacks};
-use crate::translate::{Item, Translator};
+use crate::translate::Translator;
 use crossbeam_channel::{Receiver, bounded};
-use gputrace_schemas::event::{
-    Event, EventKind, Frame, FrameId, Nanos, Stack, StackId, StackRead, Thread, ThreadId,
-};
+use gputrace_schemas::event::{Event, EventKind, Frame, FrameId, Nanos, Stack, StackRead};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -105,15 +103,9 @@ impl Standstill {
         }
         for read in read.threads.iter().filter(|read| !read.frames.is_empty()) {
             let frames = read.frames.iter().map(|frame| self.frame(to, frame)).collect();
-            to.n_stacks += 1;
-            let stack = StackId(to.n_stacks);
             let truncated = !matches!(read.how, How::None(_)) && read.end != End::Whole;
-            to.items.push(Item::Stack(stack, Stack { frames, truncated, ..Stack::default() }));
-            let known = to.threads.iter().rposition(|thread| thread.tid == read.tid);
-            let thread = match known {
-                Some(at) => ThreadId(at as u32),
-                None => to.thread(Thread { tid: read.tid, name: read.name.clone() }),
-            };
+            let stack = to.stack(Stack { frames, truncated, ..Stack::default() });
+            let thread = to.thread_of(read.tid, &read.name);
             let stopped = match &read.how {
                 How::Stopped(time) => Some(nanos(*time)),
                 How::Waiting | How::None(_) => None,

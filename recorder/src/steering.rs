@@ -24,6 +24,12 @@ enum Values {
 const OFF: &[&str] = &["0", "off", "false", "no"];
 const ON: &[&str] = &["1", "on", "true", "yes"];
 
+/// A variable's name, as the environment has it.
+#[must_use]
+pub fn variable(name: &'static CStr) -> &'static OsStr {
+    OsStr::from_bytes(name.to_bytes())
+}
+
 /// Whether a switch with this value is off, as the library takes it (`shim/src/config.rs`).
 #[must_use]
 pub fn is_off(value: &str) -> bool {
@@ -102,7 +108,7 @@ fn unknown(name: &str) -> Option<String> {
 }
 
 fn name_of(name: &'static CStr) -> &'static str {
-    std::str::from_utf8(crate::variable(name).as_bytes()).unwrap_or_default()
+    std::str::from_utf8(variable(name).as_bytes()).unwrap_or_default()
 }
 
 /// As names are compared: `Gpu_Trace_Output` is `GPUTRACEOUTPUT`.

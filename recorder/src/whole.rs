@@ -4,11 +4,11 @@
 //! the file chose these names. So each is opened as every file of symbols is: a regular file, without waiting, and what it unfolds to
 //! is bounded. The loader that `addr2line` brings opens whatever the names lead to.
 
+use crate::line::{Line, MOST_INLINED};
 use crate::map_file::Mapped;
 use crate::metered::{Meter, Metered};
 use crate::opened::{self, Expected, Links};
 use crate::symbol_files::SymbolFile;
-use crate::symbols::{Line, MOST_INLINED};
 use addr2line::gimli::{
     AbbreviationsCacheStrategy, Dwarf, DwarfPackage, Error, Reader, RunTimeEndian, SectionId,
 };

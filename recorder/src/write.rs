@@ -4,9 +4,9 @@ mod bounded;
 
 use self::bounded::Bounded;
 use crate::guarded;
+use crate::item::{FreeThreads, Item, RECORDER};
 use crate::output::TraceFile;
 use crate::segments::Bounds;
-use crate::translate::{FreeThreads, Item, RECORDER};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use gputrace_schemas::event::{Event, EventKind, Lost, LostCause, Nanos, StackId};
 use gputrace_schemas::writer::Writer;

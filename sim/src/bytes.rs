@@ -1,4 +1,4 @@
-//! Amounts of memory, as people write and read them.
+//! Amounts of memory and numbers, as people write and read them.
 
 /// Reads `40GiB`, `512MiB` or plain bytes; fractions are allowed before a unit. `40GB` and `40G` are the same as `40GiB`: what is
 /// sold as a card of 80 GB has 80 GiB of memory, less what its driver keeps.
@@ -26,6 +26,20 @@ pub fn parse(text: &str) -> Result<u64, String> {
     let value: f64 = number.parse().map_err(|_| wrong())?;
     let bytes = value * scale as f64;
     if scale > 1 && bytes.is_finite() && bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
+/// A number with a comma between thousands.
+#[must_use]
+pub fn count(count: u64) -> String {
+    let digits = count.to_string();
+    let mut text = String::new();
+    for (idx, digit) in digits.chars().enumerate() {
+        if idx > 0 && (digits.len() - idx).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 /// Writes an amount with two decimals and an IEC unit.

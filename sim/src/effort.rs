@@ -3,6 +3,8 @@
 //! The lengths were chosen by the time that a step takes on two cores. None changes what is true of a run; each leaves something out of
 //! what is said, or makes it less sure.
 
+use crate::bytes::count;
+
 /// What the length of a run counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Length {
@@ -55,21 +57,8 @@ impl Effort {
     /// The omission, as a line of an answer.
     #[must_use]
     pub fn note(self) -> String {
-        format!("more than {} {}: {}", grouped(self.most), self.of.words(), self.leaves_out)
+        format!("more than {} {}: {}", count(self.most as u64), self.of.words(), self.leaves_out)
     }
-}
-
-/// With a comma between thousands.
-fn grouped(number: usize) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (idx, digit) in digits.chars().enumerate() {
-        if idx > 0 && (digits.len() - idx).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// Replays behind the verdict of a report, and behind what it says of fragmentation.
@@ -189,7 +178,7 @@ mod tests {
     fn the_page_has_a_row_for_each() {
         let page = include_str!("../../docs/EFFORT.md");
         let row = |it: &Effort| {
-            format!("| {} {} | {} | {} |", grouped(it.most), it.of.words(), it.answers, it.leaves_out)
+            format!("| {} {} | {} | {} |", count(it.most as u64), it.of.words(), it.answers, it.leaves_out)
         };
         let rows: Vec<String> = ALL.iter().map(row).collect();
         let shown: Vec<&str> =

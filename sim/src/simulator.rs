@@ -145,12 +145,10 @@ pub fn run(
     device: &mut Device,
     observer: &mut impl Observer,
 ) -> Outcome {
-    run_knowing(stream, &repeats(stream, device, observer), policy, device, observer)
-}
-
-/// Where a stream repeats, if that is of use.
-fn repeats(stream: &OpStream, device: &Device, observer: &impl Observer) -> Repeats {
-    if device.skips() && observer.edge().is_some() { Repeats::of(stream) } else { Repeats::default() }
+    // Where a stream repeats, if that is of use.
+    let is_of_use = device.skips() && observer.edge().is_some();
+    let repeats = if is_of_use { Repeats::of(stream) } else { Repeats::default() };
+    run_knowing(stream, &repeats, policy, device, observer)
 }
 
 /// As [`run`], with the stream's [`Repeats`].
@@ -164,18 +162,6 @@ pub(crate) fn run_knowing(
     from_nothing(stream, repeats, policy, device, observer, &mut Open)
 }
 
-/// Runs a stream under the very settings that it was recorded under: what was there before the history began lies where
-/// it lay. Where that cannot be, it is requested again, as in [`run`].
-pub fn run_as_recorded(
-    stream: &OpStream,
-    policy: &mut dyn Policy,
-    device: &mut Device,
-    observer: &mut impl Observer,
-) -> Outcome {
-    let repeats = repeats(stream, device, observer);
-    from_where_it_began(stream, &repeats, policy, device, observer, &mut Open)
-}
-
 /// What came of a run that might reserve less.
 pub(crate) struct Below<O> {
     /// So much, bytes.
@@ -186,7 +172,7 @@ pub(crate) struct Below<O> {
     pub(crate) observer: O,
 }
 
-/// As [`run`] or [`run_as_recorded`], and what would have come of it under some lower limits. Up to the request that a limit may decide, the runs
+/// As [`run`], and what would have come of it under some lower limits. Up to the request that a limit may decide, the runs
 /// are one: that is where another begins, with all that there is then. Limits that are not among the answers were never met, or
 /// met too early.
 pub(crate) fn run_with_limits<'d, O: Observer + Clone>(
@@ -295,6 +281,8 @@ fn from_nothing<'d, O: Observer>(
     run.ops(0, policy, device, observer, before)
 }
 
+/// Under the very settings that a stream was recorded under: what was there before the history began lies where it lay. Where that cannot be,
+/// it is requested again.
 fn from_where_it_began<'d, O: Observer>(
     stream: &OpStream,
     repeats: &Repeats,

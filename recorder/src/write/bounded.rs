@@ -2,10 +2,10 @@
 
 use crate::book::Book;
 use crate::held::Held;
+use crate::item::{FreeThreads, Item};
 use crate::output::{Room, TraceFile};
 use crate::segments::{Bounds, Segments};
 use crate::ticks::monotonic;
-use crate::translate::{FreeThreads, Item};
 use gputrace_schemas::event::{Mappings, Nanos, ThreadId};
 use gputrace_schemas::writer::Writer;
 use std::io;

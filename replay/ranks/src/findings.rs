@@ -86,40 +86,77 @@ impl Kind {
     /// Name for people.
     #[must_use]
     pub fn title(self) -> &'static str {
+        let About(title, ..) = self.about();
+        title
+    }
+
+    /// What is the same in all findings of this kind.
+    #[must_use]
+    pub fn about(self) -> About {
         match self {
-            Kind::InitConflict => "conflicting init",
-            Kind::MissingAtInit => "missing at init",
-            Kind::MissingInSplit => "missing in split",
-            Kind::MissingInShrink => "missing in shrink",
-            Kind::MissingCall => "missing call",
-            Kind::ExtraCall => "extra call",
-            Kind::SwappedCalls => "swapped calls",
-            Kind::OpMismatch => "other operation",
-            Kind::SizeMismatch => "other size",
-            Kind::DtypeMismatch => "other datatype",
-            Kind::RedopMismatch => "other reduction",
-            Kind::RootMismatch => "other root",
-            Kind::CaptureMismatch => "captured on some ranks only",
-            Kind::WrongCommunicator => "wrong communicator",
-            Kind::SwappedCommunicators => "communicators in another order",
-            Kind::DeadlockCycle => "deadlock",
-            Kind::UnmatchedSend => "send without receive",
-            Kind::UnmatchedRecv => "receive without send",
-            Kind::PeerSizeMismatch => "send and receive differ",
-            Kind::GroupIncomplete => "group never closed",
-            Kind::Abort => "abort",
-            Kind::AsyncError => "asynchronous error",
-            Kind::FailedCall => "failed call",
-            Kind::OutOfMemory => "out of memory",
-            Kind::RankExited => "rank exited",
-            Kind::RankKilled => "rank was killed",
-            Kind::RankStuck => "rank is elsewhere",
-            Kind::OrderInversion => "communicators in different orders",
-            Kind::Straggler => "straggler",
-            Kind::NoTrace => "no trace",
-            Kind::TraceStops => "trace stops",
+            Kind::InitConflict => About("conflicting init", Basis::Calls, Call::Own),
+            Kind::MissingAtInit => About("missing at init", Basis::Waits, Call::Others),
+            Kind::MissingInSplit => About("missing in split", Basis::Waits, Call::Others),
+            Kind::MissingInShrink => About("missing in shrink", Basis::Waits, Call::Others),
+            Kind::MissingCall => About("missing call", Basis::Calls, Call::Others),
+            Kind::ExtraCall => About("extra call", Basis::Calls, Call::Own),
+            Kind::SwappedCalls => About("swapped calls", Basis::Calls, Call::Own),
+            Kind::OpMismatch => About("other operation", Basis::Calls, Call::Own),
+            Kind::SizeMismatch => About("other size", Basis::Calls, Call::Own),
+            Kind::DtypeMismatch => About("other datatype", Basis::Calls, Call::Own),
+            Kind::RedopMismatch => About("other reduction", Basis::Calls, Call::Own),
+            Kind::RootMismatch => About("other root", Basis::Calls, Call::Own),
+            Kind::CaptureMismatch => About("captured on some ranks only", Basis::Calls, Call::Own),
+            Kind::WrongCommunicator => About("wrong communicator", Basis::Calls, Call::Own),
+            Kind::SwappedCommunicators => About("communicators in another order", Basis::Calls, Call::Own),
+            Kind::DeadlockCycle => About("deadlock", Basis::Calls, Call::Own),
+            Kind::UnmatchedSend => About("send without receive", Basis::Calls, Call::Own),
+            Kind::UnmatchedRecv => About("receive without send", Basis::Calls, Call::Own),
+            Kind::PeerSizeMismatch => About("send and receive differ", Basis::Calls, Call::Own),
+            Kind::GroupIncomplete => About("group never closed", Basis::Said, Call::Own),
+            Kind::Abort => About("abort", Basis::Said, Call::Own),
+            Kind::AsyncError => About("asynchronous error", Basis::Said, Call::Own),
+            Kind::FailedCall => About("failed call", Basis::Said, Call::Own),
+            Kind::OutOfMemory => About("out of memory", Basis::Said, Call::Own),
+            Kind::RankExited => About("rank exited", Basis::Said, Call::Others),
+            Kind::RankKilled => About("rank was killed", Basis::Said, Call::Others),
+            Kind::RankStuck => About("rank is elsewhere", Basis::Waits, Call::Others),
+            Kind::OrderInversion => About("communicators in different orders", Basis::Order, Call::Own),
+            Kind::Straggler => About("straggler", Basis::Times, Call::Own),
+            Kind::NoTrace => About("no trace", Basis::Absence, Call::Others),
+            Kind::TraceStops => About("trace stops", Basis::Absence, Call::Others),
         }
     }
+}
+
+/// Name for people, what a finding rests on, and the call that its headline has.
+#[derive(Clone, Copy)]
+pub struct About(pub &'static str, pub Basis, pub Call);
+
+/// What a finding rests on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Basis {
+    /// Calls that do not fit together.
+    Calls,
+    /// That others wait for a rank that does not come.
+    Waits,
+    /// What NCCL or the driver said, or the program itself.
+    Said,
+    /// The order of calls on two communicators.
+    Order,
+    /// When something was called.
+    Times,
+    /// That there is no trace.
+    Absence,
+}
+
+/// Whose call shows what is wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// That of the ranks that the finding is about.
+    Own,
+    /// That of the others, which these lack.
+    Others,
 }
 
 /// How bad.

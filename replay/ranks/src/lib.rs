@@ -27,6 +27,7 @@ mod places;
 pub mod report;
 pub mod reproduce;
 mod runs;
+#[cfg(any(test, feature = "scene"))]
 pub mod scene;
 mod sections;
 pub mod shared;

@@ -1,6 +1,6 @@
 //! The first lines: what is wrong, who did it, in which call on which line, and how sure that is.
 
-use super::findings::{CallText, Finding, Kind, Severity, rank_names};
+use super::findings::{About, Basis, Call, CallText, Finding, Kind, Severity, rank_names};
 use super::report::JobReport;
 use gputrace_report::model::{Mood, Section};
 
@@ -25,7 +25,8 @@ impl JobReport {
             true => "",
             false => "; a trace is incomplete, see below",
         };
-        let base = match (is_either(finding), basis(finding.kind)) {
+        let About(_, basis, _) = finding.kind.about();
+        let base = match (is_either(finding), basis) {
             (true, _) => "certain that the two do not match; which side is wrong cannot be determined",
             (false, Basis::Calls) => "certain: the recorded calls of the ranks contradict each other",
             (false, Basis::Waits) if has_no_trace => {
@@ -61,54 +62,6 @@ impl JobReport {
             None => section,
             Some((mood, what, how_sure)) => section.line(mood, what).line(Mood::Note, how_sure),
         }
-    }
-}
-
-/// What a finding rests on.
-enum Basis {
-    /// Calls that do not fit together.
-    Calls,
-    /// That others wait for a rank that does not come.
-    Waits,
-    /// What NCCL or the driver said, or the program itself.
-    Said,
-    /// The order of calls on two communicators.
-    Order,
-    /// When something was called.
-    Times,
-    /// That there is no trace.
-    Absence,
-}
-
-fn basis(kind: Kind) -> Basis {
-    match kind {
-        Kind::InitConflict
-        | Kind::MissingCall
-        | Kind::ExtraCall
-        | Kind::SwappedCalls
-        | Kind::OpMismatch
-        | Kind::SizeMismatch
-        | Kind::DtypeMismatch
-        | Kind::RedopMismatch
-        | Kind::RootMismatch
-        | Kind::CaptureMismatch
-        | Kind::WrongCommunicator
-        | Kind::SwappedCommunicators
-        | Kind::DeadlockCycle
-        | Kind::UnmatchedSend
-        | Kind::UnmatchedRecv
-        | Kind::PeerSizeMismatch => Basis::Calls,
-        Kind::MissingAtInit | Kind::MissingInSplit | Kind::MissingInShrink | Kind::RankStuck => Basis::Waits,
-        Kind::RankExited
-        | Kind::RankKilled
-        | Kind::GroupIncomplete
-        | Kind::Abort
-        | Kind::AsyncError
-        | Kind::FailedCall
-        | Kind::OutOfMemory => Basis::Said,
-        Kind::OrderInversion => Basis::Order,
-        Kind::Straggler => Basis::Times,
-        Kind::NoTrace | Kind::TraceStops => Basis::Absence,
     }
 }
 
@@ -176,39 +129,9 @@ pub fn headline(finding: &Finding) -> String {
         Kind::NoTrace if finding.waiting.is_empty() => format!("{who} {has} no trace"),
         Kind::NoTrace => format!("all ranks wait, perhaps for {who}, which {has} no trace"),
     };
-    let call = match finding.kind {
-        // The call that they lack.
-        Kind::MissingAtInit
-        | Kind::MissingInSplit
-        | Kind::MissingInShrink
-        | Kind::MissingCall
-        | Kind::RankExited
-        | Kind::RankKilled
-        | Kind::RankStuck
-        | Kind::TraceStops
-        | Kind::NoTrace => finding.others.as_ref(),
-        Kind::InitConflict
-        | Kind::ExtraCall
-        | Kind::SwappedCalls
-        | Kind::OpMismatch
-        | Kind::SizeMismatch
-        | Kind::DtypeMismatch
-        | Kind::RedopMismatch
-        | Kind::RootMismatch
-        | Kind::CaptureMismatch
-        | Kind::WrongCommunicator
-        | Kind::SwappedCommunicators
-        | Kind::DeadlockCycle
-        | Kind::UnmatchedSend
-        | Kind::UnmatchedRecv
-        | Kind::PeerSizeMismatch
-        | Kind::GroupIncomplete
-        | Kind::Abort
-        | Kind::AsyncError
-        | Kind::FailedCall
-        | Kind::OutOfMemory
-        | Kind::OrderInversion
-        | Kind::Straggler => finding.own.as_ref(),
+    let call = match finding.kind.about() {
+        About(.., Call::Own) => finding.own.as_ref(),
+        About(.., Call::Others) => finding.others.as_ref(),
     };
     let either = if is_either(finding) { "either side may be wrong: " } else { "" };
     match call.map(CallText::headline).filter(|call| !call.is_empty()) {

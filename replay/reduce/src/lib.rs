@@ -11,7 +11,6 @@
 
 mod between;
 mod held;
-pub(crate) mod kept;
 mod read;
 mod rows;
 mod series;

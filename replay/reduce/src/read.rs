@@ -10,7 +10,6 @@ use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
 use super::Head;
-use super::kept::KeptPart;
 use super::rows::{BEHIND, Row, Rows, SCHEMA, VERSION, Whose};
 use super::write::{BUDGET_JSON, FIGURES_JSON, Index, KeptState, Piece};
 use gputrace_answers::Reply;
@@ -234,8 +233,8 @@ impl Summary {
     /// # Errors
     /// It is not in the summary, or damaged.
     pub fn answer(&self, verb: &str) -> Result<Part, Error> {
-        let kept: KeptPart = self.json(self.answered(verb)?)?;
-        kept.part().map_err(|what| self.damaged(what))
+        let part: Part = self.json(self.answered(verb)?)?;
+        part.checked().map_err(|what| self.damaged(what))
     }
 
     /// The output of `gputrace summary --json` for the process.

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::held::{Device, Place};
-use super::kept::KeptPart;
 use super::rows::{Row, Rows, Whose};
 use super::series::Amount;
 use super::{ENDING, Head, Reduced, Understood};
@@ -76,7 +75,7 @@ pub(super) fn summary(of: &Understood<'_>) -> io::Result<Reduced> {
         rows.add("leak", &Row { device, name, owner, call_site, bytes, objects, text, ..Row::default() });
     });
     for (name, part) in &of.answers {
-        let text = json_of(&KeptPart::of(part))?;
+        let text = json_of(part)?;
         rows.add("answer", &Row { name, text: &text, ..Row::default() });
     }
     rows.add("answer", &Row { name: FIGURES_JSON, text: &json_of(&of.figures)?, ..Row::default() });

@@ -9,6 +9,7 @@
 pub mod brief;
 pub mod fold;
 pub mod history;
+mod kept;
 pub mod model;
 pub mod processes;
 pub mod render;

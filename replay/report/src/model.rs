@@ -3,6 +3,12 @@
 use gputrace_schemas::event::{Bytes, Nanos};
 
 use gputrace_trace::words;
+use serde::{Deserialize, Serialize};
+
+use crate::kept;
+
+/// A name that the program has: of a key, a column, a kind.
+pub type Name = &'static str;
 
 /// Everything that a verb has to say.
 #[derive(Clone, Debug)]
@@ -13,8 +19,8 @@ pub struct Report {
     pub parts: Vec<Part>,
 }
 
-/// The answer about a process.
-#[derive(Clone, Debug, Default)]
+/// The answer about a process. A summary keeps it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Part {
     /// For people.
     pub title: String,
@@ -32,27 +38,49 @@ pub struct Part {
     pub sections: Vec<Section>,
 }
 
+impl Part {
+    /// A part that was read, if its tables are whole.
+    ///
+    /// # Errors
+    /// A row has more or fewer values than there are columns.
+    pub fn checked(self) -> Result<Part, String> {
+        let sections = self.sections.iter().chain(self.verdict.as_ref().map(|verdict| &verdict.section));
+        let is_whole = |item: &Item| match item {
+            Item::Table(table) => table.rows.iter().all(|row| row.len() == table.columns.len()),
+            Item::Fact { .. } | Item::Chart(_) | Item::Line(..) => true,
+        };
+        match sections.flat_map(|section| &section.items).all(is_whole) {
+            true => Ok(self),
+            false => Err("a table in it has rows of a different length than its columns".into()),
+        }
+    }
+}
+
 /// Events of a process, in a few lines.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Verdict {
     /// For programs: one of few words, snake_case.
-    pub kind: &'static str,
+    #[serde(deserialize_with = "kept::name")]
+    pub kind: Name,
     /// The common name of its cause; empty where none is known.
+    #[serde(default)]
     pub cause: String,
     /// Of the words of `kind`, what else is wrong.
-    pub also: Vec<&'static str>,
+    #[serde(deserialize_with = "kept::names")]
+    pub also: Vec<Name>,
     /// The lines.
     pub section: Section,
 }
 
 /// A subject.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Section {
     /// Key in JSON, snake_case.
     pub name: String,
     /// Heading for people.
     pub title: String,
     /// The items, in order.
+    #[serde(serialize_with = "kept::without_charts")]
     pub items: Vec<Item>,
 }
 
@@ -120,14 +148,17 @@ impl Section {
 }
 
 /// Something in a section.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Item {
     /// A named value.
     Fact {
         /// Key in JSON, snake_case with its unit: `peak_bytes`.
-        name: &'static str,
+        #[serde(deserialize_with = "kept::name")]
+        name: Name,
         /// For people.
-        label: &'static str,
+        #[serde(deserialize_with = "kept::name")]
+        label: Name,
         /// The value.
         value: Value,
         /// What to know about it; may be empty.
@@ -136,13 +167,15 @@ pub enum Item {
     /// Rows.
     Table(Table),
     /// A picture of values that a table has, too: programs have no use for it.
+    #[serde(skip)]
     Chart(Chart),
     /// A line of text.
     Line(Mood, String),
 }
 
 /// How a line is meant.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Mood {
     /// Plain.
     Note,
@@ -157,10 +190,11 @@ pub enum Mood {
 }
 
 /// Rows of values.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Table {
     /// Key in JSON, snake_case.
-    pub name: &'static str,
+    #[serde(deserialize_with = "kept::name")]
+    pub name: Name,
     /// Columns.
     pub columns: Vec<Column>,
     /// Rows, as long as `columns`.
@@ -170,12 +204,13 @@ pub struct Table {
 }
 
 /// A column.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(into = "(Name, Name)", try_from = "(String, String)")]
 pub struct Column {
     /// Key in JSON, snake_case with its unit.
-    pub name: &'static str,
+    pub name: Name,
     /// For people.
-    pub title: &'static str,
+    pub title: Name,
 }
 
 /// A column of things: key, title, and what it shows of one.
@@ -260,7 +295,8 @@ pub struct Ceiling {
 }
 
 /// A value, with its unit.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Value {
     /// Not known.
     Missing,
@@ -273,7 +309,7 @@ pub enum Value {
     /// Nanoseconds: a duration, or the time since the start of the trace.
     Time(Nanos),
     /// Part of a whole, 0 to 1.
-    Share(f64),
+    Share(#[serde(with = "kept::bits")] f64),
     /// Words.
     Text(String),
     /// A command to type: never cut or broken.

@@ -17,6 +17,7 @@ pub mod newest;
 pub mod owners;
 pub mod preparing;
 pub mod redact;
+#[cfg(any(test, feature = "scene"))]
 pub mod scene;
 pub mod source;
 pub mod words;

@@ -1,6 +1,7 @@
 //! Amounts in words, as reports and messages have them.
 
 use gputrace_schemas::event::{Bytes, Nanos};
+pub use gputrace_sim::bytes::count;
 use gputrace_sim::bytes::iec;
 
 /// Bytes in IEC units.
@@ -28,20 +29,6 @@ pub fn short(bytes: Bytes) -> String {
 #[must_use]
 pub fn release((major, minor): (u8, u8)) -> String {
     format!("{major}.{minor}")
-}
-
-/// A number with a comma between thousands.
-#[must_use]
-pub fn count(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::new();
-    for (idx, digit) in digits.chars().enumerate() {
-        if idx > 0 && (digits.len() - idx).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// A duration, or a time since the start.

@@ -62,6 +62,19 @@ pub(super) fn of(figures: &Figures) -> Vec<Family> {
 
 struct Name(&'static str, Option<&'static str>, Kind, &'static str, &'static str);
 
+/// A gauge of this unit, as Prometheus and OpenTelemetry spell it.
+fn gauge(name: &'static str, otlp: &'static str, unit: &'static str, help: &'static str) -> Name {
+    Name(name, Some(otlp), Kind::Gauge, unit, help)
+}
+
+fn bytes(name: &'static str, otlp: &'static str, help: &'static str) -> Name {
+    gauge(name, otlp, "bytes", help)
+}
+
+fn counter(name: &'static str, otlp: &'static str, help: &'static str) -> Name {
+    Name(name, Some(otlp), Kind::Counter, "", help)
+}
+
 impl Name {
     fn of(self, samples: Vec<Sample>) -> Family {
         let Name(name, otlp, kind, unit, help) = self;
@@ -122,26 +135,13 @@ fn hardware(figures: &Figures) -> Vec<Family> {
         Some(Number::Real(card.used_bytes? as f64 / total as f64))
     };
     vec![
-        Name(
-            "hw_gpu_memory_usage_bytes",
-            Some("hw.gpu.memory.usage"),
-            Kind::Gauge,
-            "bytes",
-            "GPU memory used.",
-        )
-        .of(of(&|card| card.used_bytes.map(Number::from))),
-        Name(
-            "hw_gpu_memory_limit_bytes",
-            Some("hw.gpu.memory.limit"),
-            Kind::Gauge,
-            "bytes",
-            "Size of the GPU memory.",
-        )
-        .of(of(&|card| card.total_bytes.map(Number::from))),
-        Name(
+        bytes("hw_gpu_memory_usage_bytes", "hw.gpu.memory.usage", "GPU memory used.")
+            .of(of(&|card| card.used_bytes.map(Number::from))),
+        bytes("hw_gpu_memory_limit_bytes", "hw.gpu.memory.limit", "Size of the GPU memory.")
+            .of(of(&|card| card.total_bytes.map(Number::from))),
+        gauge(
             "hw_gpu_memory_utilization_ratio",
-            Some("hw.gpu.memory.utilization"),
-            Kind::Gauge,
+            "hw.gpu.memory.utilization",
             "ratio",
             "Fraction of GPU memory used.",
         )
@@ -190,56 +190,34 @@ fn of_processes(figures: &Figures) -> Vec<Family> {
     vec![
         Name("gputrace_process_info", None, Kind::Gauge, "", "A recorded process, and its location.")
             .of(info.collect()),
-        Name(
+        bytes(
             "gputrace_unrecorded_bytes",
-            Some("gputrace.unrecorded"),
-            Kind::Gauge,
-            "bytes",
+            "gputrace.unrecorded",
             "Memory that the driver charges to a process that is not recorded.",
         )
         .of(others.collect()),
-        Name(
-            "gputrace_pinned_host_bytes",
-            Some("gputrace.pinned_host"),
-            Kind::Gauge,
-            "bytes",
-            "Pinned and registered host memory.",
-        )
-        .of(of(|process| Some(process.host_bytes.into()))),
-        Name(
-            "gputrace_lost_events",
-            Some("gputrace.lost_events"),
-            Kind::Counter,
-            "",
-            "Events missing from the trace.",
-        )
-        .of(of(|process| Some(process.lost_events.into()))),
-        Name("gputrace_events", Some("gputrace.events"), Kind::Counter, "", "Events read from the trace.")
+        bytes("gputrace_pinned_host_bytes", "gputrace.pinned_host", "Pinned and registered host memory.")
+            .of(of(|process| Some(process.host_bytes.into()))),
+        counter("gputrace_lost_events", "gputrace.lost_events", "Events missing from the trace.")
+            .of(of(|process| Some(process.lost_events.into()))),
+        counter("gputrace_events", "gputrace.events", "Events read from the trace.")
             .of(of(|process| Some(process.events.into()))),
-        Name(
+        gauge(
             "gputrace_last_event_age_seconds",
-            Some("gputrace.last_event_age"),
-            Kind::Gauge,
+            "gputrace.last_event_age",
             "seconds",
             "Time since the newest event of the process.",
         )
         .of(of(|process| process.age_ns.map(|age| Number::Real(age as f64 / 1e9)))),
-        Name(
+        gauge(
             "gputrace_nccl_calls_in_flight",
-            Some("gputrace.nccl.calls_in_flight"),
-            Kind::Gauge,
+            "gputrace.nccl.calls_in_flight",
             "",
             "Calls into NCCL that have not returned.",
         )
         .of(of(|process| Some((process.nccl.in_flight as u64).into()))),
-        Name(
-            "gputrace_nccl_bytes",
-            Some("gputrace.nccl.memory"),
-            Kind::Gauge,
-            "bytes",
-            "Memory held by NCCL's communicators.",
-        )
-        .of(of(|process| Some(process.nccl.device_bytes.into()))),
+        bytes("gputrace_nccl_bytes", "gputrace.nccl.memory", "Memory held by NCCL's communicators.")
+            .of(of(|process| Some(process.nccl.device_bytes.into()))),
     ]
 }
 
@@ -267,72 +245,40 @@ fn of_devices(figures: &Figures) -> Vec<Family> {
         })
     });
     vec![
-        Name(
-            "gputrace_held_bytes",
-            Some("gputrace.held"),
-            Kind::Gauge,
-            "bytes",
-            "Memory allocated from the driver by the process.",
-        )
-        .of(of(|device| Some(device.driver_bytes.into()))),
-        Name(
+        bytes("gputrace_held_bytes", "gputrace.held", "Memory allocated from the driver by the process.")
+            .of(of(|device| Some(device.driver_bytes.into()))),
+        bytes(
             "gputrace_held_peak_bytes",
-            Some("gputrace.held.peak"),
-            Kind::Gauge,
-            "bytes",
+            "gputrace.held.peak",
             "Peak of memory allocated from the driver by the process.",
         )
         .of(of(|device| Some(device.driver_peak_bytes.into()))),
-        Name(
+        bytes(
             "gputrace_owner_bytes",
-            Some("gputrace.owner"),
-            Kind::Gauge,
-            "bytes",
+            "gputrace.owner",
             "Memory allocated from the driver, by owner: adds up to gputrace_held_bytes.",
         )
         .of(owners.collect()),
-        Name("gputrace_managed_bytes", Some("gputrace.managed"), Kind::Gauge, "bytes", "Managed memory.")
+        bytes("gputrace_managed_bytes", "gputrace.managed", "Managed memory.")
             .of(of(|device| Some(device.managed_bytes.into()))),
-        Name(
+        bytes(
             "gputrace_process_used_bytes",
-            Some("gputrace.process_used"),
-            Kind::Gauge,
-            "bytes",
+            "gputrace.process_used",
             "Memory that the driver charges to the process.",
         )
         .of(of(|device| device.process_used_bytes.map(Number::from))),
-        Name(
-            "gputrace_unaccounted_bytes",
-            Some("gputrace.unaccounted"),
-            Kind::Gauge,
-            "bytes",
-            "Charged memory that nothing explains.",
-        )
-        .of(of(|device| device.unaccounted_bytes.map(Number::Whole))),
-        Name(
+        bytes("gputrace_unaccounted_bytes", "gputrace.unaccounted", "Charged memory that nothing explains.")
+            .of(of(|device| device.unaccounted_bytes.map(Number::Whole))),
+        counter(
             "gputrace_driver_allocations",
-            Some("gputrace.driver.allocations"),
-            Kind::Counter,
-            "",
+            "gputrace.driver.allocations",
             "Objects allocated from the driver.",
         )
         .of(of(|device| Some(device.allocations.into()))),
-        Name(
-            "gputrace_driver_refused",
-            Some("gputrace.driver.refused"),
-            Kind::Counter,
-            "",
-            "Requests that the driver refused.",
-        )
-        .of(of(|device| Some(device.refused.into()))),
-        Name(
-            "gputrace_jax_buffer_bytes",
-            Some("gputrace.jax.buffers"),
-            Kind::Gauge,
-            "bytes",
-            "Buffers of JAX.",
-        )
-        .of(of(|device| device.jax_buffer_bytes.map(Number::from))),
+        counter("gputrace_driver_refused", "gputrace.driver.refused", "Requests that the driver refused.")
+            .of(of(|device| Some(device.refused.into()))),
+        bytes("gputrace_jax_buffer_bytes", "gputrace.jax.buffers", "Buffers of JAX.")
+            .of(of(|device| device.jax_buffer_bytes.map(Number::from))),
     ]
 }
 
@@ -356,7 +302,6 @@ fn of_torch(figures: &Figures) -> Vec<Family> {
         };
         torch().flat_map(of_one).collect()
     };
-    let bytes = |name, otlp, help| Name(name, Some(otlp), Kind::Gauge, "bytes", help);
     vec![
         bytes("gputrace_torch_allocated_bytes", "gputrace.torch.allocated", "PyTorch: allocated.")
             .of(of(|it| it.allocated_bytes)),
@@ -380,22 +325,10 @@ fn of_torch(figures: &Figures) -> Vec<Family> {
             "PyTorch: the largest free block.",
         )
         .of(of(|it| it.largest_free_bytes)),
-        Name(
-            "gputrace_torch_allocations",
-            Some("gputrace.torch.allocations"),
-            Kind::Counter,
-            "",
-            "PyTorch: allocated blocks.",
-        )
-        .of(of(|it| it.allocations)),
-        Name(
-            "gputrace_torch_ooms",
-            Some("gputrace.torch.ooms"),
-            Kind::Counter,
-            "",
-            "PyTorch: out-of-memory errors.",
-        )
-        .of(of(|it| it.ooms)),
+        counter("gputrace_torch_allocations", "gputrace.torch.allocations", "PyTorch: allocated blocks.")
+            .of(of(|it| it.allocations)),
+        counter("gputrace_torch_ooms", "gputrace.torch.ooms", "PyTorch: out-of-memory errors.")
+            .of(of(|it| it.ooms)),
         bytes(
             "gputrace_pool_reserved_bytes",
             "gputrace.pool.reserved",
