@@ -222,7 +222,7 @@ impl Advice {
                 true => section
                     .line(
                         Mood::Warning,
-                        format!("the run ran out of memory, and `gputrace oom` says whether a setting would have been enough; this one reserves {saved} less"),
+                        format!("the run ran out of memory, and `gputrace oom` shows whether a setting would have been enough; without a limit, this one reserves {saved} less than the recorded one"),
                     )
                     .line(Mood::Command, command),
                 false => section.line(Mood::Command, command).line(Mood::Good, format!("{saved} less reserved")),
