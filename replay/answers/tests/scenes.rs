@@ -210,8 +210,9 @@ fn what_a_library_keeps_has_the_library_s_own_remedy() {
 fn nothing_has_a_graph_in_a_function_that_no_grad_decorates() {
     let decorated = "decorate_context@/v/site-packages/torch/utils/_contextlib.py:116,main@/job/eval.py:9";
     let of_model = format!("{LINEAR},{MODULE},Net.forward@/job/net.py:12,{MODULE},run@/job/eval.py:5");
-    let with_graph =
-        told(&kept_each_time(&format!("softmax@/v/site-packages/torch/nn/functional.py:9,{of_model}")));
+    let by = format!("softmax@/v/site-packages/torch/nn/functional.py:9,{of_model}");
+    let each = |n: usize| block(&format!("k{n}"), 8, &by) + &block("x", 8, "run@/job/eval.py:4");
+    let with_graph = told(&(0..20).map(|n| each(n) + &free("x", 8)).collect::<String>());
     assert!(with_graph.contains("with their graph"), "{with_graph}");
     let without = told(&kept_each_time(&format!(
         "softmax@/v/site-packages/torch/nn/functional.py:9,{of_model},{decorated}"
@@ -500,4 +501,20 @@ fn the_state_that_an_optimizer_s_first_step_makes_is_no_growth() {
     let told = told(&scene);
     assert!(told.starts_with("Verdict: out of memory"), "{told}");
     assert!(!told.contains("accumulated") && !told.contains("history"), "{told}");
+}
+
+#[test]
+fn outputs_of_calls_that_free_all_else_have_no_graph() {
+    let at = |line: u32| {
+        format!("Head.forward@/job/net.py:{line},{MODULE},track@/job/run.py:9,main@/job/run.py:20")
+    };
+    let call = |n: usize| {
+        let layers = (0..12).map(|layer| block(&format!("t{n}_{layer}"), 1, &at(10 + layer)));
+        let freed = (0..12).map(|layer| free(&format!("t{n}_{layer}"), 1));
+        let outputs = block(&format!("b{n}"), 4, &at(30)) + &block(&format!("s{n}"), 2, &at(31));
+        layers.collect::<String>() + &outputs + &freed.collect::<String>()
+    };
+    let told = told(&(0..20).map(call).collect::<String>());
+    assert!(told.starts_with("Verdict: memory grows: results kept"), "{told}");
+    assert!(told.contains("net.py:30") && told.contains("net.py:31"), "{told}");
 }

@@ -31,6 +31,10 @@ const LEAST_GRADIENT: u64 = 1 << 16;
 
 /// Between a line and the one that called it.
 const CALLED_FROM: &str = ", called from ";
+/// A graph keeps this part of the blocks that its model made, or more: one in so many.
+const LEAST_OF_GRAPH: u64 = 4;
+/// So many other lines inside a model that grow are of a graph, whatever else the model makes.
+const LINES_OF_GRAPH: usize = 3;
 /// The name where nothing is known of what keeps it.
 const RESULTS: &str = "results kept";
 
@@ -251,7 +255,7 @@ const KEEPERS: &[Keeper] = &[
     Keeper {
         cause: cause(
             "outputs or losses kept with their graph",
-            "memory that a model allocates, or a library's function beside it, remains after each call",
+            "memory that a model allocates, or a library's function beside it, remains after each call, a good part of what the model makes in it",
             "a hook, a line of the program's own that allocates it, and functions that `torch.no_grad` decorates",
         ),
         claims: |_, grown| {
@@ -259,6 +263,7 @@ const KEEPERS: &[Keeper] = &[
                 && (is_computed(grown) || grown.n_in_model > 0)
                 && !grown.has(Sign::Workspace)
                 && !grown.has(Sign::NoGrad)
+                && keeps_graph(grown)
         },
         why: "lines of the model leave it after each call",
         fix: "keep `x.item()` or `x.detach().cpu()` (a list, total, hook or `retain_graph` keeps the graph), or evaluate under `inference_mode()`",
@@ -284,6 +289,14 @@ fn is_computed(grown: &Grown<'_>) -> bool {
     let is_made =
         [Sign::Backward, Sign::Hook, Sign::Model, Sign::Load].into_iter().any(|sign| grown.has(sign));
     !is_made && (grown.has(Sign::Forward) || grown.has(Sign::Functional))
+}
+
+/// Whether what is left is so much of what the model made that its graph may be left, too. Without a graph a call frees all but its outputs;
+/// checkpoints free most.
+fn keeps_graph(grown: &Grown<'_>) -> bool {
+    let Some(holder) = grown.holder else { return true };
+    let is_good_part = holder.kept_since.saturating_mul(LEAST_OF_GRAPH) >= holder.worked_since;
+    is_good_part || holder.signs.has(Sign::Checkpointed) || grown.n_in_model >= LINES_OF_GRAPH
 }
 
 /// Whether the line is the only one that grows, no two of its blocks have one size, and some calls left none: those of a size that it had. Of
