@@ -87,7 +87,7 @@ const PHRASES: &[Phrase] = &[
 type Exception = (&'static str, usize, usize, usize);
 
 /// Lower a number when you have mended a file, and remove the row of one that needs none. Add none.
-const EXCEPTIONS: &[Exception] = &[("docs/BLIND-SPOTS.md", 25, 3, 0)];
+const EXCEPTIONS: &[Exception] = &[];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

@@ -489,11 +489,59 @@ def a_message_is_one_write(desk):
     return f"{len(packets)} writes, each of whole lines"
 
 
-@point("low 12", "`PYTORCH_CUDA_ALLOC_CONF is deprecated` is PyTorch's word from 2.9 on; nobody says what to do")
-def the_two_names_of_the_variable_are_explained(desk):
-    seen = desk.sh("gputrace tune $GOLDEN/varying-lengths.gtr")
-    must("PYTORCH_ALLOC_CONF" in seen.out, seen)
+@point("low 12", "PyTorch 2.11 calls the variable that `tune` and `report` print deprecated")
+def the_variable_is_the_one_that_the_release_recommends(desk):
+    for verb in ["tune", "report"]:
+        seen = desk.sh(f"gputrace {verb} $GOLDEN/varying-lengths.gtr")
+        must(seen.line("PYTORCH_ALLOC_CONF=expandable_segments:True") and "PYTORCH_CUDA" not in seen.out, seen)
     return seen.line("PYTORCH_ALLOC_CONF")
+
+
+# ---- Met by the second new user
+
+
+@point("second 6", "`--limit 180GiB` becomes the card's 139.80 GiB, and `--at 99h` becomes 3.364 s, without a word")
+def nothing_that_was_asked_is_changed_silently(desk):
+    limit = desk.sh("gputrace replay --limit 180GiB $GOLDEN/varying-lengths.gtr")
+    must(limit.line("warning: a limit of 180.00 GiB is more than the card has"), limit)
+    for verb in ["report", "tree"]:
+        moment = desk.sh(f"gputrace {verb} --at 99h $GOLDEN/kept-losses.gtr")
+        must("99:00:00 h" in moment.out, moment)
+    return f"{limit.line('more than the card')}; {moment.line('99:00:00 h')}"
+
+
+@point("second 7", "the largest batch is `certain` from two small runs, of a card that is not named")
+def a_search_names_the_card_and_doubts_a_long_way(desk):
+    seen = desk.sh("gputrace predict --fit batch batch=4:$GOLDEN/predict/gpt.batch4.gtr batch=8:$GOLDEN/predict/gpt.batch8.gtr")
+    must("device memory 139.80 GiB" in seen.out and "certain" not in seen.out and seen.line("before you trust it"), seen)
+    return seen.line("device memory")
+
+
+@point("second 8", "`doctor` has status 0 where nothing can be recorded")
+def doctor_fails_without_a_driver(desk):
+    seen = desk.sh("gputrace doctor", LD_LIBRARY_PATH="")
+    must((seen.code == 1) == ("not recorded" in seen.all), seen)
+    return f"status {seen.code}: {seen.line('driver')}"
+
+
+@point("second 9", "`cannot write` a name that nobody typed; three warnings for half a trace; did you mean `stalloc`?")
+def messages_say_what_to_do(desk):
+    desk.sh("mkdir -m 555 nowhere; head -c 3000 $GOLDEN/kept-losses.gtr > half.gtr")
+    half = desk.sh("gputrace report half.gtr")
+    must(half.code == 2 and len(half.err.splitlines()) == 1 and "copy it again" in half.err, half)
+    policy = desk.sh("gputrace replay --policy tcmalloc $GOLDEN/kept-losses.gtr")
+    must("did you mean" not in policy.err and "policies are" in policy.err, policy)
+    if os.geteuid() != 0:
+        name = desk.sh("cd nowhere && LD_PRELOAD=$LIBRARY exec fake-cuda demo")
+        must("choose another place with GPUTRACE_OUTPUT" in name.err, name)
+    return half.err.strip()
+
+
+@point("second 14", "`report` needs a trace")
+def without_a_name_the_newest_trace_is_read(desk):
+    seen = desk.sh("mkdir newest && cd newest && cp $GOLDEN/kept-losses.gtr . && gputrace report")
+    must(seen.code == 0 and "the newest trace here" in seen.err, seen)
+    return seen.err.strip()
 
 
 # ---- Not written anywhere

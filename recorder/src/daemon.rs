@@ -1,5 +1,6 @@
 //! `gputrace recorder --ring PATH [--ring-fd N] [--process-fd N]`: what the shim starts. Not meant to be called by people.
 
+use crate::Error;
 use crate::job;
 use crate::oom::Answer;
 use crate::record::{Inherited, Options, record};
@@ -75,7 +76,14 @@ pub fn daemon_main(arguments: impl IntoIterator<Item = OsString>, on_oom: Answer
     let code = match guarded::run("gputrace", || record(&ring, options)) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&format!("not recording: {}", error.with_cause()));
+            // Without a pattern nobody chose the name, and it is in the folder that the program happened to be in.
+            let advice = match error {
+                Error::Output { .. } if set(variables::OUTPUT).is_none() => {
+                    "; choose another place with GPUTRACE_OUTPUT"
+                }
+                _ => "",
+            };
+            say(&format!("not recording: {}{advice}", error.with_cause()));
             ExitCode::FAILURE
         }
     };

@@ -91,7 +91,7 @@ fn the_verdict_on_a_fragmented_run_has_the_line_to_paste() {
           where  <module> (/job/varying-lengths/train.py:12) in Linear.forward (backward
                  of AddmmBackward0)
           sure   exact: the run's 760 requests were replayed with it
-          fix    export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+          fix    export PYTORCH_ALLOC_CONF=expandable_segments:True
                  reserves 568.00 MiB instead of 1.23 GiB
           next   gputrace tune varying-lengths.gtr"#]]
     .assert_eq(&verdict("varying-lengths.gtr").join("\n"));

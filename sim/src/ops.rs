@@ -301,8 +301,10 @@ pub const TORCH: &str = "torch";
 pub struct RecordedSettings {
     /// The policy that does what the recorded allocator did: `torch` wherever PyTorch's blocks were recorded.
     pub policy: &'static str,
-    /// The option string (`PYTORCH_CUDA_ALLOC_CONF`), where the trace holds it.
+    /// The option string (`PYTORCH_ALLOC_CONF`), where the trace holds it.
     pub options: Option<String>,
+    /// The environment variable that set the options, where the trace holds it.
+    pub variable: Option<&'static str>,
     /// (major, minor), where the trace holds it.
     pub torch_version: Option<(u8, u8)>,
     /// The oldest release that writes such a trace, where only that can be said.
@@ -323,6 +325,7 @@ impl Default for RecordedSettings {
         RecordedSettings {
             policy: TORCH,
             options: None,
+            variable: None,
             torch_version: None,
             torch_at_least: None,
             device_memory: None,

@@ -89,15 +89,20 @@ fn rest<T>(sums: &[(T, (u64, u64))]) -> Option<(Bytes, usize)> {
     Some((Bytes(bytes), hidden.len()))
 }
 
-fn held(view: &View, when: When) -> Section {
+/// A moment as it was asked for.
+pub(crate) fn in_words(when: When) -> String {
     let clock = |at: Nanos| if at.0 == u64::MAX { "the end".to_owned() } else { time(at) };
-    let which = match when {
+    match when {
         When::Peak => "the peak".to_owned(),
         When::End => "the end".to_owned(),
         When::At(at) => format!("the last event up to {}", time(at)),
         When::Within(from, to) => format!("peak between {} and {}", clock(from), clock(to)),
         When::Step(number) => format!("peak of step {number}"),
-    };
+    }
+}
+
+fn held(view: &View, when: When) -> Section {
+    let which = in_words(when);
     let line = |picture: &Picture| {
         let at = time(view.story.since_start(picture.time));
         format!("cuda:{}: {} held at {at} ({which})", picture.device, bytes(picture.total()))

@@ -92,7 +92,7 @@ impl Tried {
         let edits = if edits.is_empty() { "as recorded".to_owned() } else { edits.join(" ") };
         match &*answer.figures.options {
             "" => edits,
-            options => format!("{edits}, PYTORCH_CUDA_ALLOC_CONF={options}"),
+            options => format!("{edits}, {options}"),
         }
     }
 }

@@ -11,6 +11,7 @@ use gputrace_sim::cores::on_all_cores;
 use gputrace_sim::effort;
 use gputrace_sim::ops::{OpStream, PoolIdx, StreamIdx};
 use gputrace_sim::policies::ADDRESS_TIES;
+use gputrace_sim::policies::torch::{VARIABLES, variable_to_set};
 use gputrace_sim::simulator::Outcome;
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Answer, Confidence, Laboratory, Question, SelfCheck};
@@ -501,7 +502,7 @@ pub(super) fn remedies_section(
             ("confidence", "sure", &|it| {
                 Value::text(if doubt.is_some() { Confidence::Guess.name() } else { it.sure() })
             }),
-            ("options", "PYTORCH_CUDA_ALLOC_CONF", &|it| Value::text(options(it))),
+            ("options", "setting", &|it| Value::text(options(it))),
         ],
     );
     let section = section.fact("capacity_bytes", "PyTorch's limit", Value::Bytes(capacity.least())).fact(
@@ -510,6 +511,7 @@ pub(super) fn remedies_section(
         Value::Bytes(capacity.most()),
     );
     let best = remedies[1..].iter().find(|remedy| remedy.verdict != Verdict::RunsOut);
+    let variable = stream.map_or(VARIABLES[0], |stream| variable_to_set(&stream.settings));
     let section = match (&doubt, best) {
         (Some(doubt), _) => {
             section.line(Mood::Warning, format!("cannot tell what would have helped: {doubt}"))
@@ -535,7 +537,7 @@ pub(super) fn remedies_section(
             };
             section
                 .line(Mood::Good, format!("{perhaps}:"))
-                .line(Mood::Command, format!("export PYTORCH_CUDA_ALLOC_CONF={}", best.options))
+                .line(Mood::Command, format!("export {variable}={}", best.options))
         }
         (None, None) => {
             section.line(Mood::Bad, "no allocator setting would help: the program needs to use less memory")

@@ -6,7 +6,8 @@ use gputrace_schemas::event::Bytes;
 use serde::Serialize;
 
 use super::Reply;
-use gputrace_analyse::live::{Holder, Level, Line, Lines, Parts, Picture, View, owner};
+use super::moment::in_words;
+use gputrace_analyse::live::{Holder, Level, Line, Lines, Parts, Picture, View, When, owner};
 use gputrace_report::model::{Mood, Part, Section};
 use gputrace_trace::words::{bytes, time};
 
@@ -172,8 +173,8 @@ struct Numbered {
 
 /// The tree of what was held in all `views`, without nodes of less than `least`.
 #[must_use]
-pub fn reply(views: &[View], root: &Node, least: Bytes) -> Reply<Answer> {
-    let held = Section::new("moment", "Memory held").lines(views.iter().flat_map(heading));
+pub fn reply(views: &[View], when: When, root: &Node, least: Bytes) -> Reply<Answer> {
+    let held = Section::new("moment", "Memory held").lines(views.iter().flat_map(|view| heading(view, when)));
     let mut rows = vec![];
     branches(root, root.bytes, least, "", &mut rows);
     let tree = Section::new("tree", "Who held it").lines(rows.into_iter().map(|row| (Mood::Note, row)));
@@ -187,11 +188,11 @@ pub fn reply(views: &[View], root: &Node, least: Bytes) -> Reply<Answer> {
     Reply { part: Part { sections: vec![held, tree], ..Part::default() }, answer }
 }
 
-fn heading(View { story, pictures, .. }: &View) -> Vec<(Mood, String)> {
+fn heading(View { story, pictures, .. }: &View, when: When) -> Vec<(Mood, String)> {
     let path = &story.path;
     let line = |picture: &Picture| {
         let (held, at) = (bytes(picture.total()), time(story.since_start(picture.time)));
-        (Mood::Note, format!("{path}: cuda:{} held {held} at {at}", picture.device))
+        (Mood::Note, format!("{path}: cuda:{} held {held} at {at} ({})", picture.device, in_words(when)))
     };
     let nothing = pictures.is_empty().then(|| (Mood::Note, format!("{path}: nothing was held then")));
     let doubts = story.caveats().map(|doubts| (Mood::Warning, doubts));
@@ -252,7 +253,7 @@ fn numbered(root: &Node, least: Bytes) -> Vec<Numbered> {
 mod tests {
     use super::*;
     use gputrace_analyse::categories::Categories;
-    use gputrace_analyse::live::{Native, When, view};
+    use gputrace_analyse::live::{Native, view};
     use gputrace_trace::scene::recording;
     use gputrace_trace::source::Source;
 

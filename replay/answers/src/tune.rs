@@ -19,11 +19,11 @@ pub mod job;
 
 /// Saving less than this much of the recorded peak is not worth a changed setting.
 const WORTHWHILE: f64 = 0.01;
-/// Releases from this one on say that the name is deprecated (c10/core/AllocatorConfig.cpp, 2.9).
+/// Releases from this one on call `PYTORCH_CUDA_ALLOC_CONF` deprecated (c10/core/AllocatorConfig.cpp, 2.9).
 const DEPRECATED: (u8, u8) = (2, 9);
-/// 2.9 heeds `PYTORCH_ALLOC_CONF` for what is not CUDA's alone (github.com/pytorch/pytorch/issues/183387).
+/// Beside the deprecated name.
 const BOTH_NAMES: &str =
-    "PyTorch may call this name deprecated, but still reads it; PYTORCH_ALLOC_CONF works from 2.10 on";
+    "PyTorch 2.9 and later call this name deprecated, but read it; PYTORCH_ALLOC_CONF works from 2.10 on";
 
 /// Tries every setting with the requests of the busiest device.
 ///
@@ -82,6 +82,9 @@ pub struct Answer {
 struct Advice {
     device: u32,
     torch_version: String,
+    /// The environment variable to set.
+    #[serde(skip)]
+    variable: &'static str,
     #[serde(skip)]
     is_deprecated: bool,
     /// The most that was reserved in the run itself.
@@ -172,10 +175,12 @@ impl Advice {
             .and_then(|settings| tune::search(&bench.laboratory, &settings, question))
             .map_err(|error| error.to_string())?;
         let found = found.ok_or("no setting could be simulated")?;
+        let variable = torch::variable_to_set(&stream.settings);
         Ok(Advice {
             device: stream.device,
             torch_version: release(torch_version),
-            is_deprecated: torch_version >= DEPRECATED,
+            variable,
+            is_deprecated: torch_version >= DEPRECATED && variable == torch::VARIABLES[0],
             recorded_peak_reserved_bytes: recorded_peak(stream).0,
             recorded,
             best: bench.simulated(question(&found.options), found.answer),
@@ -214,7 +219,7 @@ impl Advice {
         let section = Section::new("advice", "What to set");
         let (replayed, figures) = (&self.recorded.figures, &self.best.figures);
         let (recorded, best) = (replayed.peak_reserved_bytes, figures.peak_reserved_bytes);
-        let command = format!("PYTORCH_CUDA_ALLOC_CONF={}", figures.options);
+        let command = format!("{}={}", self.variable, figures.options);
         let section = if self.helps() && replayed.fits {
             let saved = iec(recorded.saturating_sub(best));
             match self.ran_out {
@@ -222,7 +227,7 @@ impl Advice {
                 true => section
                     .line(
                         Mood::Warning,
-                        format!("the run ran out of memory, and `gputrace oom` says whether a setting would have been enough; this one reserves {saved} less"),
+                        format!("the run ran out of memory, and `gputrace oom` shows whether a setting would have been enough; without a limit, this one reserves {saved} less than the recorded one"),
                     )
                     .line(Mood::Command, command),
                 false => section.line(Mood::Command, command).line(Mood::Good, format!("{saved} less reserved")),

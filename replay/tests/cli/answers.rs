@@ -161,10 +161,9 @@ fn a_replay_and_its_advice_begin_with_the_answer() {
         varying-lengths.gtr, cuda:0, PyTorch 2.11
 
         What to set
-          PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+          PYTORCH_ALLOC_CONF=expandable_segments:True
           ok: 696.00 MiB less reserved
           expandable_segments:True,large_segment_size_mb:12 would save 8.00 MiB more, too little for one more option
-          PyTorch may call this name deprecated, but still reads it; PYTORCH_ALLOC_CONF works from 2.10 on
           reserved at best                568.00 MiB
           reserved as recorded            1.23 GiB
           the recorded setting, replayed  1.23 GiB  524.55 MiB in use
@@ -364,10 +363,9 @@ fn the_processes_of_a_job_get_one_setting() {
         3 processes: kept-losses.gtr decides
 
         What to set for all of them
-          PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+          PYTORCH_ALLOC_CONF=expandable_segments:True
           ok: 624.00 MiB less reserved by the largest process
           at most 8.00 MiB more than the best single setting for all
-          PyTorch may call this name deprecated, but still reads it; PYTORCH_ALLOC_CONF works from 2.10 on
           reserved at best, at most       640.00 MiB
           by                              kept-losses.gtr
           the recorded setting, replayed  1.23 GiB

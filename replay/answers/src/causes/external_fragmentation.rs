@@ -3,6 +3,7 @@
 use gputrace_schemas::event::Bytes;
 use gputrace_sim::ops::OpStream;
 use gputrace_sim::policies::OptionError;
+use gputrace_sim::policies::torch::{VARIABLES, variable_to_set};
 use gputrace_sim::tune;
 use gputrace_sim::whatif::{Confidence, Laboratory, Question};
 
@@ -89,12 +90,12 @@ pub(crate) fn setting(facts: &Facts<'_>, recorded: Option<&Remedy>, best: &Remed
         (Verdict::Fits, Confidence::Exact) => AS_FAR_AS_RECORDED,
         (_, confidence) => in_words(confidence),
     };
-    let n_requests =
-        facts.failure.and_then(|it| facts.stream_of(it.device())).map_or(0, OpStream::n_requests);
+    let stream = facts.failure.and_then(|it| facts.stream_of(it.device()));
     let fix = Fix {
-        what: command(&best.options),
+        what: command(stream, &best.options),
         worth: format!("{so_far}: needs {}{before}", bytes(best.peak_reserved)),
     };
+    let n_requests = stream.map_or(0, OpStream::n_requests);
     (fix, format!("{how}: {} requests up to the error were replayed", count(n_requests as u64)))
 }
 
@@ -213,7 +214,7 @@ fn setting_that_saves(stream: &OpStream, recorded_peak: Bytes) -> Option<(Fix, S
     let found = best_setting(stream, most, tune::advised)?;
     let (before, after) = (bytes(recorded_peak), bytes(found.reserved));
     let worth = format!("reserves {after} instead of {before}");
-    Some((Fix { what: command(&found.options), worth }, found.sure))
+    Some((Fix { what: command(Some(stream), &found.options), worth }, found.sure))
 }
 
 /// A setting that reserves less.
@@ -249,11 +250,12 @@ pub(super) fn best_setting(
     })
 }
 
-/// What sets the allocator so.
-pub(super) fn command(options: &str) -> Value {
+/// What sets the allocator so in another run of the same program.
+pub(super) fn command(stream: Option<&OpStream>, options: &str) -> Value {
+    let variable = stream.map_or(VARIABLES[0], |stream| variable_to_set(&stream.settings));
     Value::Command(match options {
-        "" => "unset PYTORCH_CUDA_ALLOC_CONF".to_owned(),
-        options => format!("export PYTORCH_CUDA_ALLOC_CONF={options}"),
+        "" => format!("unset {variable}"),
+        options => format!("export {variable}={options}"),
     })
 }
 

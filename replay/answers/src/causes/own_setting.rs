@@ -71,7 +71,7 @@ fn replayed(facts: &Facts<'_>, (ordinal, torch, site): Wasted<'_>) -> Option<Cas
     let parts = |_, recorded: &str| -> Result<Vec<String>, OptionError> { Ok(tune::parts(recorded)) };
     let found = external_fragmentation::best_setting(stream, most, parts)?;
     let fix = Fix {
-        what: external_fragmentation::command(&found.options),
+        what: external_fragmentation::command(Some(stream), &found.options),
         worth: format!("reserves {} instead of {}", bytes(found.reserved), bytes(reserved)),
     };
     Some(Case {

@@ -212,7 +212,7 @@ impl Job {
     fn advice(&self) -> Section {
         let section = Section::new("advice", "What to set for all of them");
         let (recorded, best, worst) = (Need::of(self.recorded()), self.best().need(), self.worst());
-        let command = format!("PYTORCH_CUDA_ALLOC_CONF={}", self.best().options);
+        let command = format!("{}={}", self.worst().advice.variable, self.best().options);
         let section = if self.helps() {
             let saved = iec(recorded.bytes.saturating_sub(best.bytes));
             let good = match recorded.runs_out {

@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 use latitude::Hinges;
 pub use latitude::Latitude;
 pub use options::{LARGE_SEGMENT, Options, parse};
-pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, VARIABLES, profile, variables};
+pub use profile::{NEWEST, OomText, PROFILES, Profile, Tie, VARIABLES, profile, variable_to_set, variables};
 pub use stats::{NAMES, Name, Stat, Stats};
 
 use crate::device::{Device, Placement, SegmentId};

@@ -2,6 +2,8 @@
 //!
 //! Every row was measured by running the `libc10_cuda.so` of that release on a stub driver (`tests/oracle/`).
 
+use crate::ops::RecordedSettings;
+
 /// Which of several free blocks of equal size is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tie {
@@ -114,8 +116,46 @@ pub fn profile(version: (u8, u8)) -> Option<&'static Profile> {
 /// The environment variables that set options, the one that wins first.
 pub const VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
+/// The variable to set for a run: the one that set its options, since the other one may lose against it; otherwise the one that its
+/// release recommends. Releases from 2.9 on call the first deprecated, but 2.9 still ignores the second
+/// (github.com/pytorch/pytorch/issues/183387).
+pub fn variable_to_set(settings: &RecordedSettings) -> &'static str {
+    let is_set = settings.options.as_ref().is_some_and(|options| !options.is_empty());
+    match (settings.variable, settings.torch_version.or(settings.torch_at_least)) {
+        (Some(variable), _) => variable,
+        (None, Some(version)) if version >= (2, 10) && !is_set => VARIABLES[1],
+        (None, _) => VARIABLES[0],
+    }
+}
+
 /// Those that a release reads; all of them where it is not known.
 pub fn variables(version: Option<(u8, u8)>) -> &'static [&'static str] {
     let knows_both = version.is_none_or(|version| version >= (2, 10));
     if knows_both { &VARIABLES } else { &VARIABLES[..1] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_that_a_run_had_comes_before_the_recommended_one() {
+        let of = |options: Option<&str>, variable, torch_version| {
+            let options = options.map(str::to_owned);
+            variable_to_set(&RecordedSettings {
+                options,
+                variable,
+                torch_version,
+                ..RecordedSettings::default()
+            })
+        };
+        let [old, new] = VARIABLES;
+        assert_eq!([of(None, None, Some((2, 9))), of(None, None, Some((2, 10)))], [old, new]);
+        assert_eq!(of(None, None, None), old);
+        assert_eq!(of(Some(""), None, Some((2, 11))), new);
+        assert_eq!(of(Some("a:b"), Some(old), Some((2, 11))), old);
+        assert_eq!(of(Some("a:b"), Some(new), Some((2, 11))), new);
+        // Of a snapshot nobody knows which one it was; the first works everywhere.
+        assert_eq!(of(Some("a:b"), None, Some((2, 11))), old);
+    }
 }

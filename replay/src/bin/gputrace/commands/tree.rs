@@ -67,7 +67,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         views.push(view);
     }
     let least = Bytes(args.min_bytes.unwrap_or(root.bytes.0 / 200));
-    let Reply { part, answer } = reply(&views, &root, least);
+    let Reply { part, answer } = reply(&views, args.when.when(), &root, least);
     args.show.write_answer(&Report { verb: "tree", parts: vec![part] }, &answer, out)?;
     Ok(ExitCode::SUCCESS)
 }

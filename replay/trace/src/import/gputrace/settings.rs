@@ -14,11 +14,11 @@ pub(super) fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: b
             .environment
             .iter()
             .find(|(key, value)| key == name && !value.is_empty())
-            .map(|(_, value)| value)
+            .map(|(_, value)| value.clone())
     };
     let torch_version = process.torch_version.as_deref().and_then(torch_release);
-    let options =
-        variables(torch_version).iter().find_map(|name| variable(name)).cloned().unwrap_or_default();
+    let is_set = variables(torch_version).iter().find_map(|name| Some((*name, variable(name)?)));
+    let (variable, options) = is_set.map_or((None, String::new()), |(name, value)| (Some(name), value));
     let device_memory = definitions
         .devices()
         .iter()
@@ -33,6 +33,7 @@ pub(super) fn settings(definitions: &dyn Definitions, ordinal: i16, has_torch: b
             (false, false) => "direct",
         },
         options: has_torch.then_some(options),
+        variable: variable.filter(|_| has_torch),
         torch_version: torch_version.filter(|_| has_torch),
         torch_at_least: None,
         device_memory: device_memory.map(|total| total.0),
