@@ -258,12 +258,12 @@ const KEEPERS: &[Keeper] = &[
             "memory that a model allocates, or a library's function beside it, remains after each call, a good part of what the model makes in it",
             "a hook, a line of the program's own that allocates it, and functions that `torch.no_grad` decorates",
         ),
-        claims: |_, grown| {
+        claims: |facts, grown| {
             grown.account() == Some(Account::Blocks)
                 && (is_computed(grown) || grown.n_in_model > 0)
                 && !grown.has(Sign::Workspace)
                 && !grown.has(Sign::NoGrad)
-                && keeps_graph(grown)
+                && keeps_graph(facts, grown)
         },
         why: "lines of the model leave it after each call",
         fix: "keep `x.item()` or `x.detach().cpu()` (a list, total, hook or `retain_graph` keeps the graph), or evaluate under `inference_mode()`",
@@ -292,9 +292,9 @@ fn is_computed(grown: &Grown<'_>) -> bool {
 }
 
 /// Whether what is left is so much of what the model made that its graph may be left, too. Without a graph a call frees all but its outputs;
-/// checkpoints free most.
-fn keeps_graph(grown: &Grown<'_>) -> bool {
-    let Some(holder) = grown.holder else { return true };
+/// so do checkpoints and a backward pass, which leave the rest of the graph.
+fn keeps_graph(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
+    let Some(holder) = grown.holder.filter(|_| !facts.has_stepped()) else { return true };
     let is_good_part = holder.kept_since.saturating_mul(LEAST_OF_GRAPH) >= holder.worked_since;
     is_good_part || holder.signs.has(Sign::Checkpointed) || grown.n_in_model >= LINES_OF_GRAPH
 }
