@@ -135,17 +135,23 @@ impl Stacks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::Code;
     use gputrace_schemas::event::{Frame, Module};
 
     fn defined(stacks: &mut Stacks, native: &[u64], python: &[(u64, u64)]) -> Vec<String> {
         let (mut frames, mut modules, mut items) = (Frames::default(), Modules::default(), Vec::new());
         let (path, start, end) = ("/opt/libgputrace.so".to_owned(), 0x1000, 0x2000);
         modules.add(vec![Module { path, start, end, ..Module::default() }], &mut items);
+        for (id, name) in [(1, "f"), (2, "g")] {
+            let (name, file) = (name.to_owned(), "a.py".to_owned());
+            let code = Code { id, name, file, lines: Vec::new(), first_line: 1, python: 0x30c };
+            frames.code(code, &mut items);
+        }
         let definition = Definition { id: 5, native, python, truncated: false };
         stacks.define(&definition, &mut frames, &modules, &mut items);
         let name = |item: &Item| match item {
             Item::Frame(_, Frame::Native { address, .. }) => Some(format!("{address:#x}")),
-            Item::Frame(_, Frame::Python { .. }) => Some("python".to_owned()),
+            Item::Frame(_, Frame::Python { function, .. }) => Some(function.clone()),
             _ => None,
         };
         items.iter().filter_map(name).collect()
@@ -156,7 +162,7 @@ mod tests {
         let native = [0x10, 0x20 | StackDef::INTERPRETER, 0x30];
         let python = [(1, 0), (2, StackDef::ENTRY)];
         let frames = defined(&mut Stacks::default(), &native, &python);
-        assert_eq!(frames, ["0x10", "python", "python", "0x30"]);
+        assert_eq!(frames, ["0x10", "f", "g", "0x30"]);
     }
 
     #[test]
@@ -169,6 +175,11 @@ mod tests {
         let mut stacks = Stacks::default();
         for native in [[0x10, 0x20], [0x10, 0x20], [0x10, 0x30]] {
             let (mut frames, mut items) = (Frames::default(), Vec::new());
+            for (id, name) in [(1, "f"), (2, "g")] {
+                let (name, file) = (name.to_owned(), "a.py".to_owned());
+                let code = Code { id, name, file, lines: Vec::new(), first_line: 1, python: 0x30c };
+                frames.code(code, &mut items);
+            }
             let definition = Definition { id: 5, native: &native, python: &[], truncated: false };
             // Addresses get their numbers in the order in which they come.
             frames.native(0x10, &Modules::default(), &mut items);
