@@ -67,6 +67,8 @@ pub(super) enum Hint {
     Engine,
     /// Native frames were recorded.
     Native,
+    /// In a backward pass that `torch.autograd.grad` began.
+    Derivative,
 }
 
 /// A line of Python in a file with `file` in its path, in one of the functions (any, if none is named).
@@ -83,6 +85,7 @@ const LINES: &[Line] = &[
     Line { hint: Hint::Backward, file: "/torch/autograd/__init__.py", functions: &["backward", "grad"] },
     Line { hint: Hint::Backward, file: "/torch/autograd/graph.py", functions: &["_engine_run_backward"] },
     Line { hint: Hint::Backward, file: "/torch/autograd/function.py", functions: &["BackwardCFunction.apply"] },
+    Line { hint: Hint::Derivative, file: "/torch/autograd/__init__.py", functions: &["grad"] },
     Line { hint: Hint::Optimizer, file: "/torch/optim/", functions: &[] },
     Line { hint: Hint::Optimizer, file: "/apex/optimizers/", functions: &[] },
     Line { hint: Hint::Optimizer, file: "/bitsandbytes/optim/", functions: &[] },
@@ -121,7 +124,7 @@ const MOST_FOREIGN: u32 = 2;
 
 /// What the frames of a stack show together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Facts(u8);
+pub(super) struct Facts(u16);
 
 impl Facts {
     pub(super) fn has(self, hint: Hint) -> bool {
@@ -137,6 +140,10 @@ impl Facts {
         if stack.backward.is_some() {
             facts.add(Hint::Backward);
             facts.add(Hint::Engine);
+        }
+        let caller = stack.backward.as_ref().and_then(|backward| definitions.stack(backward.caller));
+        if caller.is_some_and(|caller| Facts::of(definitions, caller).has(Hint::Derivative)) {
+            facts.add(Hint::Derivative);
         }
         let mut depth = 0;
         for frame in stack.frames.iter().filter_map(|id| definitions.frame(*id)) {
@@ -307,7 +314,10 @@ pub fn roles(lives: &Lives, definitions: &dyn Definitions, sites: &Sites, catego
             passes(own.iter().map(|idx| (lives.list[*idx as usize].born, in_backward(*idx as usize))));
         roles.n_passes.insert(device, passes.len());
         roles.passes.insert(device, passes.iter().map(|pass| (pass.start, pass.end)).collect());
-        let judge = Judge { passes: &passes, others: &others };
+        let begins_step =
+            |idx: &u32| in_backward(*idx as usize) && !facts[*idx as usize].has(Hint::Derivative);
+        let has_other = own.iter().any(begins_step);
+        let judge = Judge { passes: &passes, others: &others, has_other };
         let found = match passes.is_empty() {
             true => judge.untrained(&own, lives, &facts),
             false => judge.all(&own, lives, |idx| (facts[idx], in_backward(idx))),
@@ -371,6 +381,8 @@ struct Judge<'a> {
     passes: &'a [Pass],
     /// Stacks that request no workspaces, though blocks of that size.
     others: &'a FxHashSet<(StackId, Bytes)>,
+    /// Not all passes were begun by `torch.autograd.grad`: what those leave is for a later one (`create_graph=True`).
+    has_other: bool,
 }
 
 impl Judge<'_> {
@@ -459,7 +471,12 @@ impl Judge<'_> {
         if in_backward {
             let over = self.pass_of(life.born).map_or(NEVER, |pass| pass.over);
             let outlives = life.died == NEVER || life.died > over;
-            return Some(if outlives { Role::Gradients } else { Role::Temporaries });
+            return Some(match outlives {
+                true if self.has_other && facts.has(Hint::Derivative) => Role::Activations,
+                true if self.is_freed_by_a_later_pass(life) => Role::Activations,
+                true => Role::Gradients,
+                false => Role::Temporaries,
+            });
         }
         facts.has(Hint::Cache).then_some(Role::KvCache)
     }
@@ -472,6 +489,16 @@ impl Judge<'_> {
         let is_of_size =
             is_workspace_size(life.requested) && !self.others.contains(&(life.stack, life.requested));
         !facts.has(Hint::Native) && is_of_size && is_elsewhere
+    }
+
+    /// What a backward pass frees, an earlier one saved for it: derivatives that have a graph of their own (`create_graph=True`). The program
+    /// clears gradients between passes.
+    fn is_freed_by_a_later_pass(&self, life: &Life) -> bool {
+        let n_begun = self.n_begun(life.died);
+        let last = n_begun.checked_sub(1).map(|at| &self.passes[at]);
+        life.died != NEVER
+            && n_begun > self.n_begun(life.born)
+            && last.is_some_and(|pass| pass.start < life.died && life.died <= pass.end)
     }
 
     fn pass_of(&self, born: u32) -> Option<&Pass> {
@@ -573,6 +600,31 @@ mod tests {
         let found = training(engine, "");
         assert_eq!(shown(&found), EXPECTED);
         assert_eq!((found.devices[0].n_passes, found.is_guessed), (2, false));
+    }
+
+    #[test]
+    fn derivatives_with_a_graph_of_their_own_are_no_gradients_of_parameters() {
+        let engine = "by=torch::autograd::Engine::evaluate_function@libtorch_cpu.so";
+        let square = format!("block addr=sum bytes=1M by={MODEL}\nfree addr=sum bytes=1M\n");
+        let squares = square.repeat(16);
+        let step = format!(
+            "block addr=a bytes=1M by={MODEL}
+             block addr=u_x bytes=4M {engine}
+             {squares}
+             block addr=grad bytes=3M {engine}
+             free addr=u_x bytes=4M
+             block addr=last bytes=2M {engine}
+             free addr=last bytes=2M
+             free addr=a bytes=1M
+             block addr=scratch bytes=5M by={OPTIMIZER}
+             free addr=scratch bytes=5M
+             free addr=grad bytes=3M\n"
+        );
+        let source = Source::of("train.gtr", recording(&step.repeat(3)));
+        let found = Story::with_lifetimes(&source, &Categories::default()).lifetimes.unwrap();
+        let shown = shown(&found);
+        assert!(shown.iter().any(|it| it.starts_with("gradients 3 M")), "{shown:?}");
+        assert!(shown.iter().any(|it| it.starts_with("activations 5 M")), "{shown:?}");
     }
 
     #[test]

@@ -246,10 +246,25 @@ impl<'a> Program<'a> {
                 (at(first), at(last))
             })
             .collect();
+        let passes = program.passes_of_steps(passes);
         program.number_nodes(&passes);
         program.find_steps(&passes);
         program.optimizer = Recorded::of(&program, stream);
         Ok(program)
+    }
+
+    /// Without passes that make derivatives for a later one (`create_graph=True`) and no gradients: those are a part of the step's forward.
+    fn passes_of_steps(&self, passes: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+        let makes = |(start, end): (u64, u64), purpose: Purpose| {
+            let own = self.born_within(start - 1, end + 1);
+            self.tensors[own].iter().any(|tensor| tensor.purpose == purpose)
+        };
+        let is_own =
+            |pass: &(u64, u64)| makes(*pass, Purpose::Gradient) || !makes(*pass, Purpose::Activation);
+        match passes.iter().any(is_own) {
+            true => passes.into_iter().filter(is_own).collect(),
+            false => passes,
+        }
     }
 
     pub(super) fn stacks(&self) -> &'a crate::stacks::Stacks {
