@@ -1,7 +1,6 @@
 //! The recording itself: one loop that drains, merges, translates and looks after the process.
 
 use crate::drain::{Drain, Found, Lane, Stamped};
-use crate::growth;
 use crate::handed_out::HandedOutBooks;
 use crate::heartbeat::Heartbeat;
 use crate::item::BATCH;
@@ -22,7 +21,7 @@ use crate::ticks::{self, Timeline};
 use crate::translate::Translator;
 use crate::witness::{Witness, tell_state, wake_process};
 use crate::write::{End, WriterThread};
-use crate::{Error, messages, say};
+use crate::{Error, growth, messages, say};
 use gputrace_ring::map::{
     ALONE, COMPLETE, EXITING, FAILED, Header, LostLine, NO_RECORDER, OFF, RECORDING, SANDBOXED, STRANGER,
     UNDECIDED,
