@@ -9,11 +9,11 @@ use gputrace_report::model::{Item, Value};
 use gputrace_trace::scene::recording;
 use gputrace_trace::source::Source;
 
-pub const MODULE: &str = "Module._call_impl@/v/site-packages/torch/nn/modules/module.py:1790";
-pub const LINEAR: &str = "Linear.forward@/v/site-packages/torch/nn/modules/linear.py:134";
+pub(crate) const MODULE: &str = "Module._call_impl@/v/site-packages/torch/nn/modules/module.py:1790";
+pub(crate) const LINEAR: &str = "Linear.forward@/v/site-packages/torch/nn/modules/linear.py:134";
 
 /// The title and the lines of the verdict on a scene, with the remarks.
-pub fn told(scene: &str) -> String {
+pub(crate) fn told(scene: &str) -> String {
     let source = Source::of("job/train.gtr", recording(scene));
     let mut growth = Growth::default();
     let story = Story::with_lifetimes_and(&source, &Categories::default(), &mut growth);
@@ -29,11 +29,11 @@ pub fn told(scene: &str) -> String {
 }
 
 /// A block: its name, MiB, and its stack.
-pub fn block(name: &str, mib: u64, by: &str) -> String {
+pub(crate) fn block(name: &str, mib: u64, by: &str) -> String {
     format!("block addr={name} bytes={mib}M requested={mib}M by={by}\n")
 }
 
 /// The block is freed.
-pub fn free(name: &str, mib: u64) -> String {
+pub(crate) fn free(name: &str, mib: u64) -> String {
     format!("free addr={name} bytes={mib}M\n")
 }
