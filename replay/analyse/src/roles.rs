@@ -473,7 +473,6 @@ impl Judge<'_> {
             let outlives = life.died == NEVER || life.died > over;
             return Some(match outlives {
                 true if self.has_other && facts.has(Hint::Derivative) => Role::Activations,
-                true if self.is_freed_by_a_later_pass(life) => Role::Activations,
                 true => Role::Gradients,
                 false => Role::Temporaries,
             });
@@ -489,16 +488,6 @@ impl Judge<'_> {
         let is_of_size =
             is_workspace_size(life.requested) && !self.others.contains(&(life.stack, life.requested));
         !facts.has(Hint::Native) && is_of_size && is_elsewhere
-    }
-
-    /// What a backward pass frees, an earlier one saved for it: derivatives that have a graph of their own (`create_graph=True`). The program
-    /// clears gradients between passes.
-    fn is_freed_by_a_later_pass(&self, life: &Life) -> bool {
-        let n_begun = self.n_begun(life.died);
-        let last = n_begun.checked_sub(1).map(|at| &self.passes[at]);
-        life.died != NEVER
-            && n_begun > self.n_begun(life.born)
-            && last.is_some_and(|pass| pass.start < life.died && life.died <= pass.end)
     }
 
     fn pass_of(&self, born: u32) -> Option<&Pass> {
@@ -605,11 +594,12 @@ mod tests {
     #[test]
     fn derivatives_with_a_graph_of_their_own_are_no_gradients_of_parameters() {
         let engine = "by=torch::autograd::Engine::evaluate_function@libtorch_cpu.so";
+        let derivative = "by=grad@/v/site-packages/torch/autograd/__init__.py:503,step@/job/train.py:9";
         let square = format!("block addr=sum bytes=1M by={MODEL}\nfree addr=sum bytes=1M\n");
         let squares = square.repeat(16);
         let step = format!(
             "block addr=a bytes=1M by={MODEL}
-             block addr=u_x bytes=4M {engine}
+             block addr=u_x bytes=4M {derivative}
              {squares}
              block addr=grad bytes=3M {engine}
              free addr=u_x bytes=4M
