@@ -1,8 +1,8 @@
 //! Debug information that is read with a bound on what its reader makes of it.
 //!
 //! `addr2line` turns a byte of a line table into a row of 24, and a byte of a list of files into 130, and several units may name the same
-//! table. So a small file of whoever made it can become any amount of memory and work. All of that comes from single reads, and each
-//! read here is paid for from a [`Meter`]. Once it is empty, every read fails as at the end of a section.
+//! table. A small hostile file can thus become any amount of memory and work. Here, each read is paid for from a [`Meter`]. Once that is
+//! empty, every read fails as at the end of a section.
 
 use addr2line::gimli::{EndianSlice, Error, Reader, ReaderOffsetId, RunTimeEndian, SectionId};
 use std::borrow::Cow;

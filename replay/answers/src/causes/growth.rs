@@ -291,8 +291,8 @@ fn is_computed(grown: &Grown<'_>) -> bool {
     !is_made && (grown.has(Sign::Forward) || grown.has(Sign::Functional))
 }
 
-/// Whether what is left is so much of what the model made that its graph may be left, too. Without a graph a call frees all but its outputs;
-/// so do checkpoints and a backward pass, which leave the rest of the graph.
+/// Whether a graph may be left, judged by how much of the model's work remains. Without a graph, a call frees all but its outputs. Checkpoints
+/// and a backward pass free most of a graph that is left, so their programs are not judged.
 fn keeps_graph(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
     let Some(holder) = grown.holder.filter(|_| !facts.has_stepped()) else { return true };
     let is_good_part = holder.kept_since.saturating_mul(LEAST_OF_GRAPH) >= holder.worked_since;
