@@ -50,7 +50,7 @@ where
     let start = || start(asked.clone(), tells.clone(), look.clone());
     let mut n_threads = 0;
     let mut n_open = 0;
-    for (at, question) in questions.into_iter().enumerate() {
+    'asking: for (at, question) in questions.into_iter().enumerate() {
         let mut question = Some((at, question));
         while let Some(next) = question.take() {
             if n_threads == 0 && !start() {
@@ -68,7 +68,7 @@ where
                     n_open += 1;
                     put(at, Answered::Late);
                 }
-                Err(SendTimeoutError::Timeout(_)) if left.is_zero() => break,
+                Err(SendTimeoutError::Timeout(_)) if left.is_zero() => break 'asking,
                 Err(SendTimeoutError::Timeout(next) | SendTimeoutError::Disconnected(next)) => {
                     n_threads += usize::from(n_threads < MOST_THREADS && start());
                     question = Some(next);
@@ -145,7 +145,7 @@ mod tests {
         });
         let answers = told.recv_timeout(Duration::from_secs(60)).expect("one bound");
         let n_late = answers.iter().filter(|it| **it == Answered::Late).count();
-        assert!((1..=MOST_THREADS).contains(&n_late), "{n_late} threads");
+        assert!(n_late <= MOST_THREADS, "{n_late} threads");
         assert!(answers.iter().skip(n_late).all(|it| *it == Answered::NotAsked));
         assert_eq!(answers.len(), n as usize);
     }
