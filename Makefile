@@ -47,8 +47,10 @@ demo: ## Record a small training loop on the fake device, report it, and show th
 	@$(DEMO)/gputrace report tests/golden/varying-lengths.gtr | sed -n '/^Verdict/,/^  next/p'
 	@echo; echo "For your own programs, optimised: make build && sudo make install"
 
+# `make test TEST_FEATURES=gputrace/mcp` tests that, too; it is more to build.
+TEST_FEATURES :=
 test: setup build ## Run every test that needs no GPU
-	cargo test --workspace
+	cargo test --workspace $(if $(TEST_FEATURES),--features $(TEST_FEATURES))
 
 # `make test` has the short form. GPUTRACE_TEST_PYTHONS=A:B:... names the Pythons, GPUTRACE_TORTURE_ONLY=WORD some of the scenarios.
 torture: build ## Kill, starve and corner recorded programs for minutes: they end as they do alone
@@ -143,13 +145,14 @@ executors: build ## Reduce and replay a job with `gputrace map` here, on Ray, Da
 	tests/executors/setup.sh target/executors
 	PYTHON=target/executors/bin/python python3 tests/executors/executors.py $(RELEASE) target/executors/job $(or $(RANKS),10) $(or $(EVENTS),200000)
 
-objects: FEATURES := objects
-objects: build ## Read and write traces in stores that start here, from their packages: Garage (S3), fake-gcs-server, Azurite and WsgiDAV
-	cargo test --release -p gputrace-objects --features stores
-	cargo test --release -p gputrace --features objects --test stores
-	cargo build --release -p gputrace-schemas --example training
+# Unoptimised, as all that tests alone need. The program is the one that is built for its test.
+objects: ## Read and write traces in stores that start here, from their packages: Garage (S3), fake-gcs-server, Azurite and WsgiDAV
+	cargo test -p gputrace-objects --features stores
+	cargo test -p gputrace --features objects --test stores
+	cargo build -p gputrace-shim -p gputrace-fake-cuda
+	cargo build -p gputrace-schemas --example training
 	tests/objects/setup.sh target/objects
-	python3 tests/objects/objects.py $(RELEASE) target/objects target/objects/job
+	python3 tests/objects/objects.py $(DEMO) target/objects target/objects/job
 
 # In a Debian of its own below target/arm, which `mmdebstrap` makes of the mirror (ARM_MIRROR=URL names another). `make arm ARM_PARTS=demo`
 # is what `make arm-short` does: tests/arm/run.sh.
