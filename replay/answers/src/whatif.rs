@@ -412,8 +412,9 @@ impl Simulated {
             format!("out of memory at request {at}: {asked} requested, {reserved} reserved, {in_use} in use")
         });
         let missing = missing.map(|n| {
+            let workspaces = if n == 1 { "workspace" } else { "workspaces" };
             let text = format!(
-                "that request is the workspace of a convolution: PyTorch then takes another algorithm, usually a slower one. Everything else fits without {n} such workspaces; how much memory the other algorithm needs is not in the trace"
+                "that request is the workspace of a convolution: PyTorch then takes another algorithm, usually a slower one. Everything else fits without {n} such {workspaces}; how much memory the other algorithm needs is not in the trace"
             );
             (Mood::Note, text)
         });
@@ -493,4 +494,41 @@ pub(super) fn self_check(section: Section, check: &whatif::SelfCheck) -> Section
         )
     });
     section.remark("self_check", "self-check", Value::text(text), first.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gputrace_sim::ops::{Allocation, Builder, PoolIdx, StackId, StreamIdx};
+    use gputrace_sim::stacks::Stacks;
+
+    const MIB: u64 = 1 << 20;
+
+    /// 60 MiB, and for a moment 300 for a function of that name.
+    fn remarks(function: &str, limit_mib: u64) -> String {
+        let frame = Frame { name: function.into(), file: "train.py".into(), line: 7 };
+        let mut builder = Builder::new(0);
+        let mut alloc = |mib| {
+            let (stack, stream, pool) = (StackId(0), StreamIdx(0), PoolIdx::DEFAULT);
+            builder.alloc(Allocation { requested: mib * MIB, address: 0, stack, stream, pool })
+        };
+        let (_, workspace) = (alloc(60), alloc(300));
+        builder.op(Op::FreeRequested(workspace));
+        builder.op(Op::FreeCompleted(workspace));
+        let mut stream = builder.finish();
+        stream.stacks = Stacks { frames: vec![frame], lists: vec![[0].into()], ..Stacks::default() }.into();
+        let machine = Machine { limit: Some(Bytes(limit_mib * MIB)), ..Machine::default() };
+        let simulated = Bench::new(&stream, machine).unwrap().simulate(torch::NAME, "").unwrap();
+        simulated.remarks().into_iter().map(|(_, text)| text + "\n").collect()
+    }
+
+    #[test]
+    fn without_the_workspaces_of_convolutions_a_run_may_fit() {
+        let text = remarks("Conv2d._conv_forward", 200);
+        assert!(text.starts_with("may fit: limit 200.00 MiB"), "{text}");
+        assert!(text.contains("Everything else fits without 1 such workspace;"), "{text}");
+        assert!(remarks("Linear.forward", 200).starts_with("does not fit: "));
+        assert!(remarks("Conv2d._conv_forward", 400).starts_with("fits: "));
+        assert!(remarks("Conv2d._conv_forward", 40).starts_with("does not fit: "));
+    }
 }
