@@ -249,7 +249,7 @@ pub struct Figures {
     /// If it fails at the workspace of a convolution and all else is served without such workspaces: how many are missing. PyTorch then takes
     /// another algorithm.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) workspaces_missing: Option<u64>,
+    pub workspaces_missing: Option<u64>,
     pub(super) shares: Option<Shares>,
 }
 
