@@ -4,7 +4,7 @@
 //! it is not there (another host, another container, no `gputrace record`) nothing is told, and no trace misses anything.
 
 use crate::opened::{self, Access, Expected, Links};
-use crate::output::Moment;
+use crate::ticks::Moment;
 use gputrace_schemas::printable::printable;
 use gputrace_schemas::reader::open_regular;
 use std::fs::{self, File, OpenOptions, TryLockError};

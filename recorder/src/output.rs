@@ -5,6 +5,7 @@ use crate::map_file::{is_marked_as_written, mark_as_written};
 use crate::output_file::{self, Place, Unfit, refusal};
 use crate::process;
 use crate::segments;
+use crate::ticks::Moment;
 use gputrace_schemas::event::Process;
 use gputrace_schemas::reader::{Trace, open_regular};
 use std::fs::{self, File};
@@ -209,29 +210,6 @@ pub(crate) struct Made {
     pub(crate) file: File,
     /// The file that was there under the name that this one was to have.
     pub(crate) instead_of: Option<PathBuf>,
-}
-
-/// A moment on both clocks: one of them names times on disk, the other is never set.
-#[derive(Clone, Copy, Debug)]
-pub struct Moment {
-    /// `CLOCK_REALTIME`.
-    pub realtime: SystemTime,
-    /// Nanoseconds of `CLOCK_MONOTONIC`.
-    pub monotonic: u64,
-}
-
-impl Moment {
-    /// Now.
-    #[must_use]
-    pub fn now() -> Moment {
-        Moment { realtime: SystemTime::now(), monotonic: crate::ticks::monotonic() }
-    }
-
-    /// So much earlier.
-    pub(crate) fn before(self, age: Duration) -> Option<Moment> {
-        let monotonic = self.monotonic.saturating_sub(u64::try_from(age.as_nanos()).ok()?);
-        Some(Moment { realtime: self.realtime.checked_sub(age)?, monotonic })
-    }
 }
 
 /// Makes the file, and the folders it is in.

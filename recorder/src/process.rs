@@ -2,9 +2,9 @@
 //! `None` and never an error.
 
 use crate::opened::{self, Access, Expected, Links};
-use crate::output::Moment;
 use crate::pages::Headers;
 use crate::patient::{self, Answered};
+use crate::ticks::Moment;
 use gputrace_schemas::event::{Ancestor, Mapping, Mappings, Module, Nanos, Process};
 use object::read::ReadRef;
 use object::{Object, ObjectSegment, SegmentFlags};

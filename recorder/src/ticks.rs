@@ -5,7 +5,7 @@
 //! of a free and of the next allocation of the same address survives the translation.
 
 use gputrace_ring::clock::{Calibration, Clock, Ticks, nanos};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// `CLOCK_MONOTONIC` (linux/time.h).
 const CLOCK_MONOTONIC: i32 = 1;
@@ -18,6 +18,29 @@ const TOLERANCE: f64 = 0.01;
 /// Now, in nanoseconds of `CLOCK_MONOTONIC`.
 pub(crate) fn monotonic() -> u64 {
     nanos(CLOCK_MONOTONIC)
+}
+
+/// A moment on both clocks: one of them names times on disk, the other is never set.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// `CLOCK_REALTIME`.
+    pub realtime: SystemTime,
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    pub monotonic: u64,
+}
+
+impl Moment {
+    /// Now.
+    #[must_use]
+    pub fn now() -> Moment {
+        Moment { realtime: SystemTime::now(), monotonic: monotonic() }
+    }
+
+    /// So much earlier.
+    pub(crate) fn before(self, age: Duration) -> Option<Moment> {
+        let monotonic = self.monotonic.saturating_sub(u64::try_from(age.as_nanos()).ok()?);
+        Some(Moment { realtime: self.realtime.checked_sub(age)?, monotonic })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -75,7 +75,16 @@ struct Tried {
 
 impl Tried {
     fn is_likely(&self) -> bool {
-        self.outcome.answer.figures.fits
+        let figures = &self.outcome.answer.figures;
+        figures.fits || figures.workspaces_missing.is_some()
+    }
+
+    /// Why that is not sure.
+    fn because(&self) -> &'static str {
+        match self.outcome.answer.figures.workspaces_missing {
+            Some(_) => "its convolutions would have to use smaller workspaces",
+            None => "its range exceeds the limit",
+        }
     }
 
     fn fits(&self) -> &'static str {
@@ -133,13 +142,19 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
         (Some(at), _) => section.line(Mood::Good, format!("the cheapest that fits: {}", tried[at].in_words())),
         (None, Some(at)) => section.line(
             Mood::Warning,
-            format!("the cheapest that likely fits: {}; its range exceeds the limit", tried[at].in_words()),
+            format!("the cheapest that likely fits: {}; {}", tried[at].in_words(), tried[at].because()),
         ),
         (None, None) => section.line(
             Mood::Bad,
             "none of these fits. A smaller batch, lower precision or an optimizer with less state would change the results",
         ),
     };
+    if let (Some(first), Some(at)) = (first, likely)
+        && at < first
+    {
+        let (program, because) = (tried[at].in_words(), tried[at].because());
+        section = section.line(Mood::Note, format!("{program} likely fits, too; {because}"));
+    }
     let failed = stream.ooms.last().map(|oom| {
         format!(
             "the run ran out of memory: add the {} that it could not get, and what it would have requested later",

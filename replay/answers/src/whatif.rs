@@ -185,11 +185,10 @@ impl<'a> Bench<'a> {
         }
         let shares = self.laboratory.shares(&question, &answer.outcome);
         let shares = shares.filter(|_| self.machine.is_of_a_card());
-        Simulated {
-            confidence: answer.confidence,
-            n_requests: self.stream.n_requests(),
-            figures: Figures::of(question, answer, shares),
-        }
+        let confidence = answer.confidence;
+        let missing = self.laboratory.workspaces_missing(&question, &answer.outcome);
+        let figures = Figures { workspaces_missing: missing, ..Figures::of(question, answer, shares) };
+        Simulated { confidence, n_requests: self.stream.n_requests(), figures }
     }
 }
 
@@ -247,6 +246,10 @@ pub struct Figures {
     /// How many of them ran out of memory.
     pub n_guesses_out_of_memory: usize,
     oom: Option<Oom>,
+    /// If it fails at the workspace of a convolution and all else is served without such workspaces: how many are missing. PyTorch then takes
+    /// another algorithm.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workspaces_missing: Option<u64>,
     pub(super) shares: Option<Shares>,
 }
 
@@ -356,6 +359,7 @@ impl Figures {
             n_guesses: answer.n_oom.1,
             n_guesses_out_of_memory: answer.n_oom.0,
             shares: shares.map(Shares::of),
+            workspaces_missing: None,
             oom: answer.outcome.oom.map(|oom| Oom {
                 request: oom.request,
                 requested_bytes: oom.requested,
@@ -393,18 +397,26 @@ impl Simulated {
     /// What its figures alone do not say: how sure they are, whether it fits, where it fails.
     pub(super) fn remarks(&self) -> Vec<(Mood, String)> {
         let Figures { shares, oom, limit_bytes, device_memory_bytes, counters, .. } = &self.figures;
+        let missing = self.figures.workspaces_missing;
+        let worst = if missing.is_some() { Mood::Warning } else { Mood::Bad };
         let (low, high) = self.figures.peak_reserved_range;
         let (low, high) = (iec(low), iec(high));
         let range = (low != high)
             .then(|| format!("reserved {low} to {high}, depending on addresses that are not in the trace"));
-        let shares = shares
-            .as_ref()
-            .map(|shares| (if shares.fits { Mood::Good } else { Mood::Bad }, self.shared(shares)));
+        let shares =
+            shares.as_ref().map(|shares| (if shares.fits { Mood::Good } else { worst }, self.shared(shares)));
         let oom = oom.as_ref().map(|oom| {
             let asked = iec(oom.requested_bytes);
             let (reserved, in_use) = (iec(oom.reserved_bytes), iec(oom.allocated_bytes));
             let at = format!("{} of {}", oom.request + 1, self.n_requests);
             format!("out of memory at request {at}: {asked} requested, {reserved} reserved, {in_use} in use")
+        });
+        let missing = missing.map(|n| {
+            let workspaces = if n == 1 { "workspace" } else { "workspaces" };
+            let text = format!(
+                "that request is the workspace of a convolution: PyTorch then takes another algorithm, usually a slower one. Everything else fits without {n} such {workspaces}; how much memory the other algorithm needs is not in the trace"
+            );
+            (Mood::Note, text)
         });
         let capped = limit_bytes.zip(*device_memory_bytes).filter(|(limit, card)| limit > card);
         let capped = capped.map(|(limit, card)| {
@@ -422,7 +434,8 @@ impl Simulated {
             .into_iter()
             .chain(range.map(|text| (Mood::Note, text)))
             .chain(shares)
-            .chain(oom.map(|text| (Mood::Bad, text)))
+            .chain(oom.map(|text| (worst, text)))
+            .chain(missing)
             .chain(is_undefined.then(|| (Mood::Warning, undefined.to_owned())))
             .collect()
     }
@@ -431,7 +444,11 @@ impl Simulated {
     fn shared(&self, shares: &Shares) -> String {
         let policy = &*self.figures.policy;
         let policy = if policy == torch::NAME { "PyTorch" } else { policy };
-        let verdict = if shares.fits { "fits" } else { "does not fit" };
+        let verdict = match (shares.fits, self.figures.workspaces_missing) {
+            (true, _) => "fits",
+            (false, Some(_)) => "may fit",
+            (false, None) => "does not fit",
+        };
         let (limit, reserved) = (iec(shares.limit_bytes), iec(shares.reserved_bytes));
         let mut line = format!("{verdict}: limit {limit} = {policy} {reserved}");
         for Held { owner, bytes } in shares.others.iter().flatten() {
@@ -477,4 +494,41 @@ pub(super) fn self_check(section: Section, check: &whatif::SelfCheck) -> Section
         )
     });
     section.remark("self_check", "self-check", Value::text(text), first.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gputrace_sim::ops::{Allocation, Builder, PoolIdx, StackId, StreamIdx};
+    use gputrace_sim::stacks::Stacks;
+
+    const MIB: u64 = 1 << 20;
+
+    /// 60 MiB, and for a moment 300 for a function of that name.
+    fn remarks(function: &str, limit_mib: u64) -> String {
+        let frame = Frame { name: function.into(), file: "train.py".into(), line: 7 };
+        let mut builder = Builder::new(0);
+        let mut alloc = |mib| {
+            let (stack, stream, pool) = (StackId(0), StreamIdx(0), PoolIdx::DEFAULT);
+            builder.alloc(Allocation { requested: mib * MIB, address: 0, stack, stream, pool })
+        };
+        let (_, workspace) = (alloc(60), alloc(300));
+        builder.op(Op::FreeRequested(workspace));
+        builder.op(Op::FreeCompleted(workspace));
+        let mut stream = builder.finish();
+        stream.stacks = Stacks { frames: vec![frame], lists: vec![[0].into()], ..Stacks::default() }.into();
+        let machine = Machine { limit: Some(Bytes(limit_mib * MIB)), ..Machine::default() };
+        let simulated = Bench::new(&stream, machine).unwrap().simulate(torch::NAME, "").unwrap();
+        simulated.remarks().into_iter().map(|(_, text)| text + "\n").collect()
+    }
+
+    #[test]
+    fn without_the_workspaces_of_convolutions_a_run_may_fit() {
+        let text = remarks("Conv2d._conv_forward", 200);
+        assert!(text.starts_with("may fit: limit 200.00 MiB"), "{text}");
+        assert!(text.contains("Everything else fits without 1 such workspace;"), "{text}");
+        assert!(remarks("Linear.forward", 200).starts_with("does not fit: "));
+        assert!(remarks("Conv2d._conv_forward", 400).starts_with("fits: "));
+        assert!(remarks("Conv2d._conv_forward", 40).starts_with("does not fit: "));
+    }
 }

@@ -1,6 +1,7 @@
 //! Many events in the order of their moments.
 
-use super::program::GAP;
+/// Distance of two recorded moments, so that an edit has room for its own between them.
+pub(super) const GAP: u64 = 1 << 32;
 
 /// Events by moment, and by `key` where they share one. Recorded moments are [`GAP`] apart, so nearly every event has a place of its own: one
 /// pass deals them out, and only those of one place are compared.

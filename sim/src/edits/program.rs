@@ -7,14 +7,12 @@ use rustc_hash::FxHashMap;
 
 use super::Unfit;
 use super::optimizer::Recorded;
-use super::order::ordered;
+use super::order::{GAP, ordered};
 use crate::ops::{AllocId, Allocation, History, Op, OpStream, PoolIdx, StackId, StreamIdx};
 use crate::predict::is_generated;
 
 /// A moment that never comes: the tensor is held to the end.
 pub(super) const NEVER: u64 = u64::MAX;
-/// Distance of two recorded moments, so that an edit has room for its own between them.
-pub(super) const GAP: u64 = 1 << 32;
 /// What a backward pass kept is freed within so much of its last request.
 const LATE: u64 = 8 * GAP;
 

@@ -1,15 +1,11 @@
 //! What becomes of a prediction under an allocator, and how sure that is.
 
-use std::ops::ControlFlow;
-
-use rustc_hash::{FxHashMap, FxHashSet};
-
-use super::convolutions::Pass;
+use super::refusals::Without;
 use super::{Known, Open, Prediction, Why};
 use crate::cores::on_all_cores;
-use crate::ops::{AllocId, OpStream};
+use crate::ops::OpStream;
 use crate::policies::OptionError;
-use crate::simulator::{Observer, Outcome};
+use crate::simulator::Outcome;
 use crate::whatif::{Answer, Laboratory, Question};
 
 /// What is reserved does not always rise with what is asked for: a range reaches so much further than its ends.
@@ -148,31 +144,8 @@ impl Prediction<'_> {
 
     /// Whether it fits, without the workspaces for which there is no room.
     fn goes_on(&self, stream: &OpStream, question: &Question) -> Result<bool, OptionError> {
-        let mut without = Without { stream, optional: &self.optional, refused: FxHashSet::default() };
+        let mut without = Without::new(stream, &self.optional);
         Ok(Laboratory::of_prediction(stream).guess_watched(question, &mut without)?.fits())
-    }
-}
-
-/// PyTorch gives back what it has cached, asks again, is refused, and takes another algorithm for that convolution: then and
-/// whenever it is made again, as it remembers what worked (`run_single_conv` and `try_configs` in ATen/native/cudnn/Conv_v8.cpp,
-/// PyTorch 2.0 to 2.11). A convolution is known by its workspace's size and by its pass; that the other algorithm needs none is the best case.
-struct Without<'a> {
-    stream: &'a OpStream,
-    optional: &'a FxHashMap<AllocId, Pass>,
-    /// Sizes that were, each in one pass.
-    refused: FxHashSet<(u64, Pass)>,
-}
-
-impl Observer for Without<'_> {
-    fn asks(&mut self, id: AllocId) -> bool {
-        let is_refused = |pass: &Pass| self.refused.contains(&(self.stream.allocation(id).requested, *pass));
-        self.refused.is_empty() || !self.optional.get(&id).is_some_and(is_refused)
-    }
-
-    fn refused(&mut self, id: AllocId) -> ControlFlow<()> {
-        let Some(pass) = self.optional.get(&id) else { return ControlFlow::Break(()) };
-        self.refused.insert((self.stream.allocation(id).requested, *pass));
-        ControlFlow::Continue(())
     }
 }
 
@@ -182,8 +155,10 @@ fn guess(stream: &OpStream, question: &Question) -> Result<Outcome, OptionError>
 
 #[cfg(test)]
 mod tests {
+    use super::super::convolutions::Pass;
     use super::*;
-    use crate::ops::{Allocation, Builder, Op, PoolIdx, StackId, StreamIdx};
+    use crate::ops::{AllocId, Allocation, Builder, Op, PoolIdx, StackId, StreamIdx};
+    use crate::simulator::Observer;
 
     const MIB: u64 = 1 << 20;
 
@@ -241,11 +216,7 @@ mod tests {
     #[test]
     fn another_algorithm_is_remembered() {
         let (prediction, ids) = of("w:60 w- w:60 w- w:50 w- wi:60 wi- a:60");
-        let mut without = Without {
-            stream: &prediction.best,
-            optional: &prediction.optional,
-            refused: FxHashSet::default(),
-        };
+        let mut without = Without::new(&prediction.best, &prediction.optional);
         assert!(ids.iter().all(|id| without.asks(*id)));
         assert!(without.refused(ids[0]).is_continue());
         assert_eq!(

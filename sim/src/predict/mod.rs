@@ -19,6 +19,7 @@ mod gpus;
 pub mod law;
 mod live;
 mod others;
+mod refusals;
 mod scratch;
 mod sums;
 

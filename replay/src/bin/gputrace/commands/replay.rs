@@ -141,6 +141,9 @@ fn fits(Answer { trace, outcomes, .. }: &Answer) -> Gate {
         let Figures { fits, n_guesses, n_guesses_out_of_memory: n_out, .. } = simulated.figures;
         match (fits, simulated.confidence) {
             (_, Confidence::Guess) => Gate::cannot_know(trace, "the replay is a guess"),
+            (false, _) if simulated.figures.workspaces_missing.is_some() => {
+                Gate::cannot_know(trace, "it fits without the workspaces of some convolutions")
+            }
             (false, Confidence::Bound) => Gate::Refuses,
             (false, _) if n_out == n_guesses => Gate::Refuses,
             (true, Confidence::Bound) => Gate::cannot_know(trace, "it fits only in the best case"),
