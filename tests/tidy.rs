@@ -486,9 +486,10 @@ fn functions(text: &str) -> Vec<(usize, usize)> {
 
 /// The largest circle of modules that import each other which each crate may have. Lower a number when you open a circle.
 const CIRCLES: [(&str, usize); 14] = [
+    // The words that processes share, with the tests' model of them.
     ("ring/src", 3),
-    ("schemas/src", 3),
-    ("sim/src", 3),
+    ("schemas/src", 2),
+    ("sim/src", 2),
     ("replay/trace/src", 2),
     ("replay/analyse/src", 2),
     ("replay/report/src", 2),
@@ -497,10 +498,10 @@ const CIRCLES: [(&str, usize); 14] = [
     ("replay/exports/src", 2),
     ("replay/page/src", 2),
     ("replay/reduce/src", 2),
-    ("replay/src", 3),
-    // Translation, failures, figures of the driver and the writer's queue.
-    ("recorder/src", 4),
-    // The table of the driver's functions, the macro that writes them, and how programs reach them.
+    ("replay/src", 2),
+    ("recorder/src", 2),
+    // The table of the driver's functions, the macro that writes them, and how programs reach them. A system call, the thread's line that says
+    // whether one is allowed, and the number by which that line is known.
     ("shim/src", 3),
 ];
 
