@@ -145,14 +145,14 @@ def test_dies():
     result = run(pytester, tests)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*'1 parsec' is no amount of memory*", "*the test's own process ended with 7*"])
-    monkeypatch.delenv("GPUTRACE", raising=False)
+    monkeypatch.delenv("GPUTRACE_PROGRAM", raising=False)
     monkeypatch.setenv("PATH", "")
     result = run(pytester, tests, "-k", "dies")
-    result.stdout.fnmatch_lines(["*program gputrace is not on PATH, and GPUTRACE does not name it*"])
+    result.stdout.fnmatch_lines(["*program gputrace is not on PATH, and GPUTRACE_PROGRAM does not name it*"])
 
 
 def test_a_program_that_is_not_there_is_said_and_fails_only_tests_with_a_limit(pytester, monkeypatch):
-    monkeypatch.setenv("GPUTRACE", "/nonexist")
+    monkeypatch.setenv("GPUTRACE_PROGRAM", "/nonexist")
     result = run(pytester, """
 def test_before():
     pass
@@ -165,8 +165,60 @@ def test_after():
     pass
 """)
     result.assert_outcomes(passed=2, failed=1)
-    result.stdout.fnmatch_lines(["gputrace: GPUTRACE names /nonexist, which is not a program"])
+    result.stdout.fnmatch_lines(["gputrace: GPUTRACE_PROGRAM names /nonexist, which is not a program"])
     result.stdout.no_fnmatch_line("*INTERNALERROR*")
+
+
+TAKES_TOO_MUCH = """
+@pytest.mark.limit_gpu_memory("8 MiB")
+def test_takes_too_much():
+    take(12 * MIB)
+
+@pytest.mark.limit_gpu_memory(0)
+def test_uses_no_gpu():
+    pass
+"""
+
+
+@pytest.mark.parametrize("name, value", [("GPUTRACE", "0"), ("GPUTRACE", "dormant"), ("GPUTRACE_KEEP", "1s")])
+def test_a_session_that_is_not_recorded_measures_its_limits_all_the_same(pytester, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    result = run(pytester, TAKES_TOO_MUCH)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["gputrace: process * peaked at 12.00 MiB on cuda:0; *"])
+
+
+@pytest.mark.parametrize("switch, reason", [
+    ("off", "GPUTRACE=off disables gputrace"),
+    ("dormant", "with GPUTRACE=dormant, gputrace records only after `gputrace attach`"),
+])
+def test_no_limit_passes_if_the_tests_themselves_disable_gputrace(pytester, switch, reason):
+    pytester.makeconftest(f"import os\nos.environ['GPUTRACE'] = '{switch}'")
+    result = run(pytester, TAKES_TOO_MUCH)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines([f"gputrace: nothing was measured: {reason}"])
+    result.stdout.no_fnmatch_line("*GPU memory of tests with a limit*")
+
+
+def test_no_limit_passes_if_a_context_was_not_recorded(pytester):
+    pytester.makeconftest("import os\nos.environ['GPUTRACE'] = '0'")
+    result = run(pytester, """
+@pytest.mark.limit_gpu_memory("8 MiB")
+def test_hides_the_switch():
+    import os
+    take(12 * MIB)
+    del os.environ["GPUTRACE"]
+
+@pytest.mark.limit_gpu_memory("8 MiB")
+def test_fails_by_itself():
+    take(MIB)
+    assert False, "what the test itself says"
+""")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines([
+        "gputrace: nothing was measured: process * used CUDA, but gputrace did not record it; run `gputrace doctor`",
+        "*what the test itself says*",
+    ])
 
 
 SHARED = """

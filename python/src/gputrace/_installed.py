@@ -5,8 +5,8 @@ import shutil
 from typing import Optional
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin")
-# What switches the library (`GPUTRACE=0`) names no program.
-_SWITCHES = {"", "0", "off", "false", "no", "1", "on", "true", "yes"}
+# Not `GPUTRACE`, which switches the library.
+PROGRAM = "GPUTRACE_PROGRAM"
 
 
 class GputraceError(Exception):
@@ -14,18 +14,18 @@ class GputraceError(Exception):
 
 
 def program_path() -> str:
-    """Where the program `gputrace` is: GPUTRACE if it names a file, this package, PATH."""
-    named = os.environ.get("GPUTRACE", "")
-    if named.lower() not in _SWITCHES:
+    """Where the program `gputrace` is: GPUTRACE_PROGRAM if it is set, this package, PATH."""
+    named = os.environ.get(PROGRAM)
+    if named:
         if not os.access(named, os.X_OK) or os.path.isdir(named):
-            raise GputraceError(f"GPUTRACE names {named}, which is not a program")
+            raise GputraceError(f"{PROGRAM} names {named}, which is not a program")
         return named
     ours = os.path.join(_FOLDER, "gputrace")
     if os.path.isfile(ours):
         return ours
     found = shutil.which("gputrace", path=_without_us())
     if not found:
-        raise GputraceError("the program gputrace is not on PATH, and GPUTRACE does not name it")
+        raise GputraceError(f"the program gputrace is not on PATH, and {PROGRAM} does not name it")
     return found
 
 

@@ -10,6 +10,7 @@ A test with a limit runs in a process of its own:
 
 The other tests see nothing of it: here the test takes its turn, without running, as one that was skipped does.
 """
+import ctypes
 import gc
 import glob
 import hashlib
@@ -42,6 +43,14 @@ MARKERS = {
     "limit_gpu_leaks": "limit_gpu_leaks(limit, warmups=1): fail if the test does not give back more than this",
 }
 N_PLACES = 5
+SWITCH = "GPUTRACE"
+# With one of these, the library does nothing, or waits for `gputrace attach` (shim/src/config.rs).
+DISABLES = {"0", "off", "false", "no"}
+DORMANT = "dormant"
+# What the session wants of its own recordings. The test's has to be there, and whole.
+NOT_FOR_THE_CHILD = {SWITCH, "GPUTRACE_KEEP", "GPUTRACE_MAX_SIZE"}
+# Devices of which the driver is asked; no machine has as many.
+MOST_DEVICES = 64
 # Options that are about the session, which the child is not: what they are there.
 OF_THE_SESSION = {
     "cacheclear": False,
@@ -128,10 +137,43 @@ def measured(item: pytest.Item) -> List[pytest.TestReport]:
     reports = runtestprotocol(item, nextitem=None, log=False)
     gc.collect()
     end = time.monotonic_ns()
+    measurable = {"pid": os.getpid(), "switch": os.environ.get(SWITCH, ""), "has_context": has_context()}
     serialized = [item.config.hook.pytest_report_to_serializable(config=item.config, report=report) for report in reports]
     with open(os.environ[CHILD], "w") as results:
-        json.dump({"begin": begin, "end": end, "reports": serialized}, results)
+        json.dump({"begin": begin, "end": end, "reports": serialized, **measurable}, results)
     return reports
+
+
+def has_context() -> bool:
+    """Whether this process has a CUDA context: then it has a trace, unless something kept it from being recorded."""
+    try:
+        # Only if the process has loaded it already.
+        cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        current, flags, active = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_int()
+        if cuda.cuCtxGetCurrent(ctypes.byref(current)) == 0 and current.value:
+            return True
+        for device in range(MOST_DEVICES):
+            if cuda.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) != 0:
+                return False
+            if active.value:
+                return True
+    except (OSError, AttributeError):
+        pass
+    return False
+
+
+def unmeasured(results: Dict[str, Any], traces: List[str]) -> Optional[str]:
+    """Why the test's process has no trace although it needs one. A process that does not use CUDA needs none."""
+    if any(os.path.basename(trace).startswith(f"{results['pid']}.") for trace in traces):
+        return None
+    switch = results["switch"]
+    if switch in DISABLES:
+        return f"nothing was measured: {SWITCH}={switch} disables gputrace"
+    if switch == DORMANT:
+        return f"nothing was measured: with {SWITCH}={switch}, gputrace records only after `gputrace attach`"
+    if results["has_context"]:
+        return f"nothing was measured: process {results['pid']} used CUDA, but gputrace did not record it; run `gputrace doctor`"
+    return None
 
 
 def torn_down(item: pytest.Item, nextitem: Optional[pytest.Item]) -> List[pytest.TestReport]:
@@ -153,9 +195,12 @@ def limited(item: pytest.Item) -> List[pytest.TestReport]:
                 for data in results["reports"]
             ]
             traces = sorted(glob.glob(os.path.join(folder, "*.gtr")))
+            reason = unmeasured(results, traces)
+            if reason and any(report.when == "call" and report.passed for report in reports):
+                raise GputraceError(reason)
             usages = [Usage(trace, results["begin"], results["end"]) for trace in traces]
             problems = [problem for usage in usages for problem in beyond(allowed, usage)]
-            properties = list(figures(allowed, usages))
+            properties = [] if reason else list(figures(allowed, usages))
             for report in reports:
                 report.user_properties += properties
                 if report.when == "call" and report.passed and problems:
@@ -233,7 +278,9 @@ def run_child(item: pytest.Item, folder: str) -> Dict[str, Any]:
     test = os.path.join(str(config.rootpath), item.nodeid)
     environment = dict(without_preload(), **{CHILD: results, CHILD_TEST: test})
     # Workers of pytest-xdist say so in the environment; the child is none.
-    environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_XDIST")}
+    environment = {
+        name: value for name, value in environment.items() if not name.startswith("PYTEST_XDIST") and name not in NOT_FOR_THE_CHILD
+    }
     child = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
