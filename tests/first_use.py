@@ -132,9 +132,9 @@ def a_limited_test_disturbs_no_other(desk):
     return seen.line("passed")
 
 
-@point("high 2", "a conftest's `--dev cuda` is unknown; `GPUTRACE=/nonexist` ends the session; the trace is deleted")
+@point("high 2", "a conftest's `--dev cuda` is unknown; `GPUTRACE_PROGRAM=/nonexist` ends the session; the trace is deleted")
 def options_reach_a_limited_test_and_a_bad_program_fails_it_alone(desk):
-    seen = desk.sh('"$PY" -m pytest -q --dev cuda test_1.py test_2.py', GPUTRACE="/nonexist")
+    seen = desk.sh('"$PY" -m pytest -q --dev cuda test_1.py test_2.py', GPUTRACE_PROGRAM="/nonexist")
     must(seen.code == 1 and "1 failed, 2 passed" in seen.out and "INTERNALERROR" not in seen.all, seen)
     shown = seen.line("passed")
     desk.file("test_3.py", TESTS_1.replace("8 MiB", "1 MiB"))
