@@ -2,8 +2,9 @@
 //! Linux 6.15), a child that does not outlive us, one that inherits no descriptors, and the scheduling of the calling thread.
 #![allow(unsafe_code)]
 
+use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl, opcode};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -65,8 +66,13 @@ pub(crate) fn take_short_turns() {
 
 /// The kernel kills the command's process when the thread ends that starts it.
 pub fn end_with_us(command: &mut Command) {
-    let end = || set_parent_process_death_signal(Some(Signal::KILL)).map_err(Into::into);
-    // SAFETY: between fork and exec it makes one call to the kernel, and allocates nothing.
+    let us = getpid();
+    let end = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // We may have ended before that. In another PID namespace the child cannot know.
+        if getppid().is_some_and(|parent| parent != us) { Err(Errno::SRCH.into()) } else { Ok(()) }
+    };
+    // SAFETY: between fork and exec it makes two calls to the kernel, and allocates nothing.
     unsafe { command.pre_exec(end) };
 }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use gputrace_schemas::printable::Screen;
 use gputrace_schemas::reader::confine_to;
-use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::allowed::Allowed;
 use super::tools::TOOLS;
@@ -91,6 +91,7 @@ impl Asking {
             command.arg(option);
         }
         command.arg("--").args(words);
+        gputrace_recorder::end_with_us(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
     }
 
@@ -146,9 +147,8 @@ pub(super) fn answer(allowed: Allowed, words: &[OsString], out: &mut Screen) -> 
     super::super::run_words(&all, out)
 }
 
-/// Ends with the server, writes no file, and has bounded memory.
+/// Writes no file, and has bounded memory.
 fn narrow() -> io::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
     for (resource, most) in [(Resource::Fsize, 0), (Resource::Core, 0), (Resource::Data, MEMORY)] {
         let maximum = rustix::process::getrlimit(resource).maximum.map_or(most, |maximum| maximum.min(most));
         setrlimit(resource, Rlimit { current: Some(maximum), maximum: Some(maximum) })?;
