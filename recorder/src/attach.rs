@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::mem::offset_of;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirEntryExt, FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -142,8 +142,11 @@ impl Page {
             // A link's text is whatever the process wants. What counts is the file: memory, of the page's size, and such as the
             // process could write to without us.
             let Ok(taken) = descriptors.take(number) else { continue };
+            // A process that has changed its user since has its page still, and has it mapped: another's, that it was sent, it has not.
             let expected = Expected::memory().with_bytes(control::BYTES as u64..=control::BYTES as u64);
-            let expected = if taken.is_writable() { expected } else { expected.of(&users) };
+            let is_mapped = || taken.identity().is_ok_and(|it| is_mapped(pid, it.inode()));
+            let is_own = taken.is_writable() && is_mapped();
+            let expected = if is_own { expected } else { expected.of(&users) };
             // Opened anew: a lock by the process's own descriptor would outlive us.
             let Ok(file) = taken.open(Access::ReadWrite, &expected) else { continue };
             let page = Page { pid, file };
@@ -390,7 +393,7 @@ fn is_in_other_namespace(pid: u32) -> bool {
 }
 
 /// What the process is permitted, a bit each (capabilities(7)).
-fn capabilities(pid: u32) -> u64 {
+pub(crate) fn capabilities(pid: u32) -> u64 {
     field(pid, "CapPrm:").and_then(|hexadecimal| u64::from_str_radix(&hexadecimal, 16).ok()).unwrap_or(0)
 }
 
@@ -411,6 +414,18 @@ pub(crate) fn why_hidden(pid: u32) -> String {
         }
         _ => "attach as its user, in its user namespace, or as root".to_owned(),
     }
+}
+
+/// Whether a process has a page with this number in its memory.
+fn is_mapped(pid: u32, inode: u64) -> bool {
+    let maps = opened::text_of_proc(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let is_it = |line: &str| {
+        let mut words = line.split_whitespace().skip(4);
+        let number = words.next().and_then(|it| it.parse().ok());
+        let name = words.next().and_then(|it| it.strip_prefix("/memfd:"));
+        number == Some(inode) && name.is_some_and(|it| it == control::NAME.to_string_lossy())
+    };
+    maps.lines().any(is_it)
 }
 
 /// Why a process has no page.
@@ -479,9 +494,27 @@ fn reason(pid: u32, maps: &str) -> Reason {
     because("it has no GPU memory yet", "attach once it has")
 }
 
-/// A line of `/proc/PID/maps` for a ring.
+/// A line of `/proc/PID/maps` for a ring: of a file that had its name when it was mapped, of memory, or of a file that was named later. The
+/// last is shown without its name for good.
 fn is_ring(line: &str) -> bool {
-    line.contains("/gputrace.") && line.contains(".ring")
+    let is_named = line.contains("/gputrace.") && line.contains(".ring");
+    is_named || line.ends_with(" /memfd:gputrace (deleted)") || is_ring_named_later(line)
+}
+
+fn is_ring_named_later(line: &str) -> bool {
+    let mut words = line.split_whitespace();
+    let (Some(inode), Some(path)) = (words.nth(4).and_then(|it| it.parse::<u64>().ok()), words.next()) else {
+        return false;
+    };
+    let folder = ["/dev/shm", "/tmp"]
+        .into_iter()
+        .find(|folder| path.strip_prefix(folder).is_some_and(|name| name.starts_with("/#")));
+    let entries = folder.and_then(|folder| fs::read_dir(folder).ok());
+    entries.into_iter().flatten().flatten().any(|entry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        name.starts_with("gputrace.") && name.ends_with(".ring") && entry.ino() == inode
+    })
 }
 
 /// A process that uses a GPU, or carries the library.

@@ -94,6 +94,8 @@ pub struct Expected {
     identity: Option<Identity>,
     /// Not everybody may write to it.
     is_guarded: bool,
+    /// Everybody may read it, or it belongs to one of these users.
+    readers: Option<Vec<u32>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,6 +133,7 @@ impl Expected {
             most_names: u64::MAX,
             identity: None,
             is_guarded: false,
+            readers: None,
         }
     }
 
@@ -175,6 +178,13 @@ impl Expected {
         self
     }
 
+    /// These users may read it: it belongs to one of them, or everybody may.
+    #[must_use]
+    pub fn readable_by(mut self, users: &[u32]) -> Expected {
+        self.readers = Some(users.to_vec());
+        self
+    }
+
     /// What differs, if anything does.
     fn differs(&self, found: &Facts) -> Option<String> {
         let kind = found.mode & libc::S_IFMT;
@@ -204,6 +214,10 @@ impl Expected {
         if self.is_guarded && found.mode & libc::S_IWOTH != 0 {
             return Some("every user may write to it".to_owned());
         }
+        let readers = self.readers.as_ref().filter(|_| found.mode & libc::S_IROTH == 0);
+        if readers.is_some_and(|users| !users.contains(&found.owner) && !users.contains(&0)) {
+            return Some("the process's user may not read it".to_owned());
+        }
         if found.n_names > self.most_names {
             return Some(format!("it has {} names (hard links)", found.n_names));
         }
@@ -214,6 +228,11 @@ impl Expected {
 }
 
 impl Identity {
+    /// Its number in its file system.
+    pub(crate) fn inode(self) -> u64 {
+        self.inode
+    }
+
     /// Of an open file.
     ///
     /// # Errors
@@ -396,6 +415,14 @@ impl Taken {
     /// It is not a socket (`ENOTSOCK`), or the kernel does not say.
     pub(crate) fn receives_for(&self) -> Result<Option<Duration>, Errno> {
         socket_timeout(&self.descriptor, Timeout::Recv)
+    }
+
+    /// Which file it is.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn identity(&self) -> io::Result<Identity> {
+        Identity::of(&self.descriptor)
     }
 
     /// Whether the process may write to the file by it.

@@ -193,7 +193,11 @@ impl Late {
             }
             None => {
                 let content = opened::read(library, Links::Followed, &trusted_library(self.pid));
-                content.map_err(|why| self.no(&why.to_string()))?
+                let content = content.map_err(|why| self.no(&why.to_string()))?;
+                if !content.starts_with(b"\x7fELF") {
+                    return Err(self.no(&format!("{} is not a library", library.display())));
+                }
+                content
             }
         };
         self.take_away_left();
@@ -590,12 +594,15 @@ fn why_untraceable(pid: u32) -> String {
     }
 }
 
-/// The library becomes code of the process, so nobody may have chosen it but its user, who calls us, who installed us, and root.
+/// The library becomes code of the process, so nobody may have chosen it but its user, who calls us, who installed us, and root. A process
+/// that may do more than its user is not the user's. And it becomes memory of the process, so its user could read it without us.
 fn trusted_library(pid: u32) -> Expected {
-    let mut owners = opened::users_of(pid);
+    let users = opened::users_of(pid);
+    let is_plain = users.iter().all(|user| *user == users[0]) && crate::attach::capabilities(pid) == 0;
+    let mut owners = if is_plain { users.clone() } else { vec![] };
     owners.extend([0, rustix::process::geteuid().as_raw()]);
     owners.extend(fs::metadata("/proc/self/exe").map(|own| own.uid()));
-    Expected::regular().with_bytes(1..=MOST_LIBRARY).of(&owners).guarded()
+    Expected::regular().with_bytes(1..=MOST_LIBRARY).of(&owners).guarded().readable_by(&users)
 }
 
 /// All that is done with a library in foreign memory, without a process: how many functions it has.

@@ -269,6 +269,11 @@ impl Ground<'_> {
             Err(error) => return Found::Refused(error),
         };
         let since = Instant::now();
+        // Its number may be another process's by now; from here on it stays whose it is.
+        if !fs::exists(format!("/proc/{}/task/{thread}", self.pid)).unwrap_or(false) {
+            held.leave();
+            return Found::NotNow;
+        }
         let is_late = chosen.until.is_some_and(|until| Instant::now() > until);
         if is_late || effect_on(self.pid, thread) != chosen.effect {
             held.leave();
