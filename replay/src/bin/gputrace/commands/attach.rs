@@ -170,11 +170,13 @@ fn begun(args: &AttachArgs, out: &mut Screen, progress: &Progress) -> anyhow::Re
         return Ok(ExitCode::from(CANNOT_KNOW));
     };
     if args.snapshot {
-        progress.has_looked();
         // Its lock keeps others away, ourselves included.
         drop(page);
         return match end(pid, patience)? {
-            Ok(_) => super::report::of_the_end(&trace, out),
+            Ok(_) => {
+                progress.has_looked();
+                super::report::of_the_end(&trace, out)
+            }
             Err(unable) => Ok(unable),
         };
     }
@@ -312,7 +314,7 @@ fn listed(args: &PsArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
         let n = listing.n_unseen;
         writeln!(
             out,
-            "{n} processes of other users cannot be inspected: root can see whether they use a GPU"
+            "{n} processes cannot be inspected from here: root, outside of containers, can see whether they use a GPU"
         )?;
     }
     if !listing.not_reached.is_empty() {
