@@ -60,7 +60,7 @@ fn pytest(python: &Path, arguments: &[&str]) {
         .env("PYTEST_PLUGINS", "gputrace.pytest_plugin")
         .env("GPUTRACE_LIBRARY", recorded::built().join("libgputrace.so"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("GPUTRACE", recorded::built().join("gputrace"))
+        .env("GPUTRACE_PROGRAM", recorded::built().join("gputrace"))
         .env("LD_LIBRARY_PATH", fake_cuda::library_dir())
         .output()
         .expect("Python can be run");

@@ -533,8 +533,10 @@ fn every_variable_is_a_row_of_one_table_and_users_can_read_of_it() {
             |text: &str| text.split("variables::").skip(1).any(|rest| words(rest).next() == Some(&*name));
         assert!(readers.iter().any(|(_, text)| reads(text)), "{row}: no code reads variables::{name}");
     }
-    // The plugin is Python alone, and has some of its own.
-    let known = |name: &String| rows.contains(name) || name.starts_with("GPUTRACE_PYTEST_");
+    // The Python package has some of its own.
+    let known = |name: &String| {
+        rows.contains(name) || name.starts_with("GPUTRACE_PYTEST_") || name == "GPUTRACE_PROGRAM"
+    };
     for of in [sources("shim/src"), sources("recorder/src"), sources("schemas/src"), offline()] {
         for (file, text) in of {
             let text = text.split("#[cfg(test)]").next().unwrap_or_default();

@@ -38,7 +38,7 @@ pub fn is_off(value: &str) -> bool {
 
 /// Every variable of the table in `ring`.
 const ALL: &[(&CStr, Values)] = &[
-    (variables::SWITCH, Values::Any), // the pytest plugin reads a program's name there
+    (variables::SWITCH, Values::Any), // any other word leaves it on
     (variables::STACKS, Values::Words(&["none", "0", "python", "all"])),
     (variables::STACKS_MIN_SIZE, Values::Number),
     (variables::RING_BYTES, Values::Number),
