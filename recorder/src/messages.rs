@@ -36,9 +36,10 @@ pub fn say(text: &str) {
     }
 }
 
-/// Says several lines, which are printable already. Where standard error does not take all of them, the trace gets `instead`.
+/// Says several lines, which are printable already. Where standard error does not take all of them, the trace gets `instead`; not where
+/// the user has thrown it away.
 pub fn say_report(lines: &[u8], instead: &str) {
-    if !tell_stderr(lines, REPORT_PATIENCE) {
+    if !is_thrown_away() && !tell_stderr(lines, REPORT_PATIENCE) {
         keep(printable(instead).into_owned());
     }
 }
@@ -48,6 +49,16 @@ fn keep(text: String) {
     if unsaid.len() < MOST {
         unsaid.push(text);
     }
+}
+
+/// Whether standard error is `/dev/null`.
+fn is_thrown_away() -> bool {
+    // Documentation/admin-guide/devices.txt of Linux.
+    const NULL: (u32, u32) = (1, 3);
+    fstat(io::stderr()).is_ok_and(|it| {
+        FileType::from_raw_mode(it.st_mode) == FileType::CharacterDevice
+            && (rustix::fs::major(it.st_rdev), rustix::fs::minor(it.st_rdev)) == NULL
+    })
 }
 
 /// Messages that standard error did not take, for the trace.

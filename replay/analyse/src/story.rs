@@ -185,12 +185,24 @@ impl Story {
         Some(told("attach.after_ns=").and_then(|age| age.parse().ok()).map(Nanos))
     }
 
+    /// Whether everything that was held when somebody attached is known: the library slept in the process from its start.
+    fn is_known_before(&self) -> bool {
+        let told = |(_, note): &(_, String)| note.strip_prefix("attach.before=").map(str::to_owned);
+        let told = self.ledger.health.notes.iter().find_map(told).unwrap_or_default();
+        !told.starts_with("0 known") && told.ends_with(" 0 not remembered")
+    }
+
     /// What to know of its numbers, in one line; shown wherever numbers are: since when they are known, and why they may be wrong.
     #[must_use]
     pub fn caveats(&self) -> Option<String> {
         let since = self.attached_after().map(|after| {
             let after = after.map_or_else(String::new, |after| format!(" {} after the start", span(after)));
-            format!("attached{after}: earlier allocations and frees are not known")
+            match self.is_known_before() {
+                true => {
+                    format!("attached{after}: of memory allocated before, only what was still held is known")
+                }
+                false => format!("attached{after}: earlier allocations and frees are not known"),
+            }
         });
         let rest = self.process.is_rest().then(|| {
             "left by a recorder that was killed: earlier allocations and frees are not known".to_owned()

@@ -90,7 +90,8 @@ fn rest<T>(sums: &[(T, (u64, u64))]) -> Option<(Bytes, usize)> {
 }
 
 /// A moment as it was asked for.
-pub(crate) fn in_words(when: When) -> String {
+#[must_use]
+pub fn in_words(when: When) -> String {
     let clock = |at: Nanos| if at.0 == u64::MAX { "the end".to_owned() } else { time(at) };
     match when {
         When::Peak => "the peak".to_owned(),

@@ -69,7 +69,11 @@ fn build(story: &Story) -> Option<Section> {
     }
     section = section.lines(shared(story).into_iter().map(|text| (Mood::Note, text)));
     section = section.lines(said(ledger).map(|text| {
-        (Mood::Warning, format!("gputrace reported this, but could not write it to standard error: {text}"))
+        let text = match text.starts_with("could not write") {
+            true => text.to_owned(),
+            false => format!("gputrace reported this, but could not write it to standard error: {text}"),
+        };
+        (Mood::Warning, text)
     }));
     if !ledger.health.notes.is_empty() {
         let notes = match ledger.health.notes.len() {

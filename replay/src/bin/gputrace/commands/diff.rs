@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::{ArgMatches, Args};
-use gputrace_replay::analyse::live::{When, pictures};
+use gputrace_replay::analyse::live::{When, pictures, span};
 use gputrace_replay::answers::diff::{By, Side, peaks, peaks_section, section};
+use gputrace_replay::answers::moment::in_words;
 use gputrace_replay::reduce::{Summary, is_summary};
 use gputrace_replay::report::model::{Mood, Part, Report, Section};
 use gputrace_replay::trace::source::Source;
@@ -79,12 +80,19 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let after = args.after.as_deref().map(show::only).transpose()?;
     let after = after.as_ref().unwrap_or(&before);
     let moment = |own: Option<When>| own.unwrap_or_else(|| args.when.when());
-    let title = format!("{} -> {}", before.display(), after.display());
-    let (before, after) = (side(&before, moment(args.from))?, side(after, moment(args.to))?);
+    let (from, to) = (moment(args.from), moment(args.to));
+    let named = |path: &Path, when: When| match when {
+        When::Peak => path.display().to_string(),
+        _ => format!("{} ({})", path.display(), in_words(when)),
+    };
+    let title = format!("{} -> {}", named(&before, from), named(after, to));
+    let (before, after) = (side(&before, from)?, side(after, to)?);
     let changes = peaks(&before, &after);
     let doubts = before.doubts.clone().or_else(|| after.doubts.clone());
     let doubts_of_any = doubts.clone();
-    let mut sections = vec![peaks_section(&changes, doubts)];
+    // Of two moments of one run, the peaks are those of one run.
+    let has_peaks = from == to || before.path != after.path || args.fail_on_increase.is_some();
+    let mut sections: Vec<Section> = has_peaks.then(|| peaks_section(&changes, doubts)).into_iter().collect();
     sections.extend(args.by.iter().map(|by| section(&before, &after, *by, args.rows)));
     let allowed = args.fail_on_increase.unwrap_or(f64::INFINITY);
     let risen: Vec<_> = changes.iter().filter(|change| change.increase() > allowed).collect();
@@ -129,5 +137,8 @@ fn side(path: &Path, when: When) -> anyhow::Result<Side> {
     }
     let source = Source::open(path)?;
     let (story, pictures) = pictures(&source, when);
+    if let Err(why) = span(&story, when) {
+        bail!("{}: {why}", path.display());
+    }
     Ok(Side::of(source.definitions(), &story, &pictures))
 }

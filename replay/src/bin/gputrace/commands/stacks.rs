@@ -69,9 +69,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
         }
     };
     if targets.is_empty() {
-        anyhow::bail!(
-            "no process is being recorded there with a number that /proc shows; name one by its number"
-        );
+        anyhow::bail!("no process of these traces runs here; name a process by its PID");
     }
     targets.sort_by_key(|(pid, _)| *pid);
     targets.dedup_by_key(|(pid, _)| *pid);

@@ -221,6 +221,9 @@ fn why_nothing(program: &str) -> String {
     if is_off(&off) {
         return format!("GPUTRACE={off} disables the library");
     }
+    if off == "dormant" {
+        return "GPUTRACE=dormant is set, so the library waits for `gputrace attach`: unset it to record from the start".to_owned();
+    }
     let mut why = format!("neither {program} nor any program that it started created a CUDA context");
     if crate::commands::doctor::libcuda().is_none() {
         why = format!("this machine has no CUDA driver (libcuda.so.1), and {why}");
