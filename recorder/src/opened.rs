@@ -537,6 +537,21 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_goes_to_a_process_is_one_that_its_user_may_read() {
+        let folder = Folder::new();
+        let file = folder.file("library", "x");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("ours");
+        let ours = rustix::process::geteuid().as_raw();
+        let readable_by =
+            |user| opened(&file, Links::Refused, Access::Read, &Expected::regular().readable_by(&[user]));
+        assert!(readable_by(ours).is_ok() && readable_by(0).is_ok());
+        let refused = readable_by(ours + 1).expect_err("refused").to_string();
+        assert!(refused.contains("the process's user may not read it"), "{refused}");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).expect("ours");
+        assert!(readable_by(ours + 1).is_ok());
+    }
+
+    #[test]
     fn what_is_not_the_expected_file_is_left_alone_and_named() {
         let folder = Folder::new();
         let (file, fifo) = (folder.file("file", "text"), folder.fifo("fifo"));
