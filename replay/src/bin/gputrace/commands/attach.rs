@@ -314,7 +314,7 @@ fn listed(args: &PsArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
         let n = listing.n_unseen;
         writeln!(
             out,
-            "{n} processes cannot be inspected from here: root, outside of containers, can see whether they use a GPU"
+            "{n} processes cannot be inspected from here: root, outside containers, can see whether they use a GPU"
         )?;
     }
     if !listing.not_reached.is_empty() {
