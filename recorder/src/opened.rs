@@ -541,7 +541,7 @@ mod tests {
         let folder = Folder::new();
         let file = folder.file("library", "x");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("ours");
-        let ours = rustix::process::geteuid().as_raw();
+        let ours = own();
         let readable_by =
             |user| opened(&file, Links::Refused, Access::Read, &Expected::regular().readable_by(&[user]));
         assert!(readable_by(ours).is_ok() && readable_by(0).is_ok());
