@@ -17,6 +17,7 @@
 
 mod arch;
 pub mod brief;
+mod chunk;
 pub mod clock;
 pub mod control;
 pub mod late;

@@ -12,10 +12,11 @@
 //! process lives the recorder frees what is `COMPLETE` and nothing else.
 
 use crate::brief::{Brief, CALL_WORDS, Said, says, shorten_call};
+use crate::chunk;
 use crate::clock::{Clock, Ticks};
 use crate::map::{CHUNK_PAYLOAD, ChunkHeader, MAX_THREADS, Map};
 use crate::record::{Call, Header, Kind, Payload, TimeBase};
-use crate::sync::{self, Ordering};
+use crate::sync::Ordering;
 use core::mem::{size_of, size_of_val};
 use core::sync::atomic::compiler_fence;
 
@@ -328,7 +329,7 @@ impl Producer {
     fn put(&self, at: usize, bytes: &[u8]) {
         // SAFETY: `make_room` made sure that the record and a time base fit into the chunk; only this thread writes to a
         // chunk in `WRITING`, and nobody reads beyond `committed`.
-        unsafe { sync::write(self.chunk, at, bytes) };
+        unsafe { chunk::write(self.chunk, at, bytes) };
     }
 }
 
@@ -418,7 +419,7 @@ impl Reader {
             return 0;
         }
         // SAFETY: inside the chunk and a multiple of a word, checked above.
-        unsafe { sync::word(self.map.chunk(chunk), at) }.load(Ordering::Relaxed)
+        unsafe { chunk::word(self.map.chunk(chunk), at) }.load(Ordering::Relaxed)
     }
 
     /// Lets producers use the first `n_usable` chunks. Only for chunks that the ring's file has memory for, and by one at a

@@ -2,8 +2,8 @@
 //!
 //! Symbols and places are those of the releases 2.1 to 2.15; where they do not fit, nothing is told but that.
 
+use crate::asked;
 use crate::elf;
-use crate::kernel;
 use crate::lanes::{self, Lane};
 use crate::remembered;
 use crate::session::Start;
@@ -207,7 +207,7 @@ fn class_name(functions: *const usize) -> Name {
     // Before its functions, a table has the address of the type's description (Itanium C++ ABI 2.5.2), whose second word is
     // that of the mangled name (`std::type_info`, libstdc++). All of it is read in a way that cannot fault.
     let word = |at: usize| -> Option<usize> {
-        if at < 4096 || !at.is_multiple_of(size_of::<usize>()) || !kernel::can_read(at) {
+        if at < 4096 || !at.is_multiple_of(size_of::<usize>()) || !asked::can_read(at) {
             return None;
         }
         // SAFETY: a word, aligned, on a page that can be read, of a library that stays: the thread is in its function.
@@ -220,7 +220,7 @@ fn class_name(functions: *const usize) -> Name {
     };
     for (at, byte) in name.bytes.iter_mut().enumerate() {
         let from = text.wrapping_add(at);
-        if (at == 0 || from.is_multiple_of(4096)) && !kernel::can_read(from & !7) {
+        if (at == 0 || from.is_multiple_of(4096)) && !asked::can_read(from & !7) {
             break;
         }
         // SAFETY: on a page that can be read.

@@ -8,7 +8,7 @@
 //! library's own table, like that of every function that is called here ([`c_library`]).
 
 use crate::arch;
-use crate::kernel;
+use crate::asked;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -113,7 +113,7 @@ fn find_c_library() -> Option<Object> {
         let first = anchor & !(PAGE - 1);
         let pages = (0..MOST_PAGES).map_while(|n| first.checked_sub(n * PAGE));
         let object = pages
-            .take_while(|page| kernel::can_read(*page))
+            .take_while(|page| asked::can_read(*page))
             // SAFETY: the page could just be read, and the C library, which it mostly is a part of, stays.
             .find_map(|page| unsafe { Object::from_memory(page, *anchor) })?;
         object.symbol(c"dl_iterate_phdr")?;

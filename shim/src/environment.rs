@@ -4,7 +4,7 @@
 //! freed. So it is copied once, by reads that cannot fault, and what came out as no variable is left out.
 
 use crate::arch;
-use crate::{kernel, sys};
+use crate::{asked, kernel, sys};
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -146,11 +146,11 @@ impl<const N: usize> Window<N> {
         Window { at: 0, n: 0, bytes: [0; N] }
     }
 
-    /// As [`kernel::read_memory`] does; as long a part as the window has.
+    /// As [`asked::read_memory`] does; as long a part as the window has.
     fn read(&mut self, address: usize, into: &mut [u8]) -> usize {
         let within = address.wrapping_sub(self.at);
         if within >= self.n || (self.n - within < into.len() && within != 0) {
-            (self.at, self.n) = (address, kernel::read_memory(address, &mut self.bytes));
+            (self.at, self.n) = (address, asked::read_memory(address, &mut self.bytes));
         }
         let known = self.bytes.get(address.wrapping_sub(self.at)..self.n).unwrap_or_default();
         let n = known.len().min(into.len());

@@ -65,9 +65,9 @@ macro_rules! hooks {
             pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> i32 {
                 type Real = unsafe extern "C" fn($($type),*) -> i32;
                 // SAFETY: the row gives the function's own prototype.
-                let real = match unsafe { $crate::hooks::loader::real::<Real>(Row::$name as u16) } {
+                let real = match unsafe { loader::real::<Real>(Row::$name as u16) } {
                     Some(real) => real,
-                    None => return $crate::hooks::loader::without_driver(Row::$name as u16),
+                    None => return loader::without_driver(Row::$name as u16),
                 };
                 // SAFETY: the program's own arguments, passed on unchanged.
                 let run = || unsafe { real($($arg),*) };
@@ -83,9 +83,9 @@ macro_rules! hooks {
                 pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> i32 {
                     type Real = unsafe extern "C" fn($($type),*) -> i32;
                     // SAFETY: the row gives the function's own prototype.
-                    let real = match unsafe { $crate::hooks::loader::driver_real::<Real>(Row::$name as u16) } {
+                    let real = match unsafe { loader::driver_real::<Real>(Row::$name as u16) } {
                         Some(real) => real,
-                        None => return $crate::hooks::loader::without_driver(Row::$name as u16),
+                        None => return loader::without_driver(Row::$name as u16),
                     };
                     // SAFETY: the program's own arguments, passed on unchanged.
                     let run = || unsafe { real($($arg),*) };

@@ -8,7 +8,9 @@ use crate::session::{self, Describe, Start};
 use crate::sys::{self, KeepErrno, Text};
 use crate::thread_state::Rest;
 use crate::tls::{self, Tls};
-use crate::{closers, devices, early_pools, ends, kernel, ledger, nvtx, own, reserved, thread_id, words};
+use crate::{
+    asked, closers, devices, early_pools, ends, kernel, ledger, nvtx, own, reserved, thread_id, words,
+};
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
@@ -168,7 +170,7 @@ pub(crate) fn lane(start: Start) -> Option<Lane> {
 #[inline(never)]
 fn was_torn_away(tls: &Tls, sp: usize) -> bool {
     own::take_leave();
-    let was_torn = sp > tls.busy.get().saturating_sub(SIGNAL_FRAME) && !kernel::is_on_signal_stack();
+    let was_torn = sp > tls.busy.get().saturating_sub(SIGNAL_FRAME) && !asked::is_on_signal_stack();
     if was_torn {
         // What it left may be half done: all of it is made anew.
         tls.generation.set(0);

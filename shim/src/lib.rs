@@ -41,6 +41,7 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 
 mod arch;
+mod asked;
 mod auxiliary;
 mod backward;
 mod bytes;

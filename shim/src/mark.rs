@@ -8,7 +8,7 @@
 //! (A coroutine that is left in the middle of a call, and others that call meanwhile, are not told apart.)
 
 use crate::tls::{self, Tls};
-use crate::{kernel, stack};
+use crate::{asked, stack};
 use core::cell::Cell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{Ordering, compiler_fence};
@@ -59,7 +59,7 @@ impl<const ROOM: usize> Mark<ROOM> {
     #[cold]
     #[inline(never)]
     pub(crate) fn is_around(tls: &Tls, place: usize, top: usize) -> bool {
-        if top > place && !kernel::is_on_signal_stack() {
+        if top > place && !asked::is_on_signal_stack() {
             return false;
         }
         let at = place + core::mem::offset_of!(Self, word);
@@ -69,7 +69,7 @@ impl<const ROOM: usize> Mark<ROOM> {
         }
         // The stack it lies on may be gone.
         let mut found = [0; 8];
-        kernel::read_memory(at, &mut found) == found.len() && u64::from_ne_bytes(found) == word(tls, place)
+        asked::read_memory(at, &mut found) == found.len() && u64::from_ne_bytes(found) == word(tls, place)
     }
 }
 

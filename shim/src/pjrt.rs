@@ -6,8 +6,8 @@
 //! argument, a structure that begins with its own size, and answers an error that its caller must destroy.
 
 use crate::elf::{self, Object};
-use crate::kernel;
 use crate::sys;
+use crate::{asked, kernel};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -250,7 +250,7 @@ fn words_there(api: *const usize) -> usize {
     let start = api as usize;
     for at in 0..WORDS {
         let address = start + at * WORD;
-        if (at == 0 || address.is_multiple_of(4096)) && !kernel::can_read(address) {
+        if (at == 0 || address.is_multiple_of(4096)) && !asked::can_read(address) {
             return at;
         }
     }

@@ -10,7 +10,6 @@ use crate::arch;
 use crate::backward;
 use crate::callsite;
 use crate::elf;
-use crate::kernel;
 use crate::lanes;
 use crate::ledger;
 use crate::remembered::{self, NONE_FOUND};
@@ -18,6 +17,7 @@ use crate::session::{self, Start};
 use crate::sys::{self, KeepErrno};
 use crate::thread_state::WAIT_SLOTS;
 use crate::tls;
+use crate::{asked, kernel};
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use gputrace_ring::record::{BlockAlloc, BlockFree, BlockOom, Kind, UNKNOWN, pack_device};
@@ -161,7 +161,7 @@ pub(crate) fn look() {
     for at in 0..VTABLE_WORDS {
         let from = first + at * size_of::<usize>();
         // A library may have holes that cannot be read behind its constants.
-        if from >= library.end() || ((at == 0 || from.is_multiple_of(4096)) && !kernel::can_read(from)) {
+        if from >= library.end() || ((at == 0 || from.is_multiple_of(4096)) && !asked::can_read(from)) {
             break;
         }
         // SAFETY: a word of the library, which stays, on a page that can be read; the copy is a page.

@@ -6,7 +6,7 @@ use super::python_offsets::{
     DEBUG_COOKIE, DEBUG_FREE_THREADED, DEBUG_VERSION, DEBUG_WORDS, NONE, Offsets, Place, VERSIONS,
 };
 use crate::arch;
-use crate::{elf, kernel};
+use crate::{asked, elf};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::MaybeUninit;
@@ -555,7 +555,7 @@ struct Unreadable;
 /// A word of this process, read in a way that cannot fault.
 fn peek(address: u64) -> Result<u64, Unreadable> {
     let mut word = [0; 8];
-    match kernel::read_memory(address as usize, &mut word) {
+    match asked::read_memory(address as usize, &mut word) {
         8 => Ok(u64::from_ne_bytes(word)),
         _ => Err(Unreadable),
     }

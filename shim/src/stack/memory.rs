@@ -2,7 +2,7 @@
 //!
 //! The constructors are unsafe and carry the promise; after that every read is checked against the region.
 
-use crate::{arch, kernel, own};
+use crate::{arch, asked, kernel, own};
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -462,7 +462,7 @@ impl Stacks {
         for slot in &mut self.copied {
             let at = from + n;
             let is_new_page = n == 0 || at.is_multiple_of(PAGE);
-            if n >= bytes || (is_new_page && !kernel::can_read(at as usize)) {
+            if n >= bytes || (is_new_page && !asked::can_read(at as usize)) {
                 break;
             }
             // SAFETY: the page could be read just now; see above.
@@ -509,7 +509,7 @@ pub(super) fn learn() {
     let descriptor = arch::this_thread();
     let mut places = (16..DESCRIPTOR).step_by(8).take_while(|offset| {
         let at = descriptor + offset;
-        at & !(PAGE - 1) == descriptor & !(PAGE - 1) || kernel::can_read(at as usize)
+        at & !(PAGE - 1) == descriptor & !(PAGE - 1) || asked::can_read(at as usize)
     });
     // SAFETY: the thread's own descriptor, or memory behind it that could be read.
     let has_it = |offset: &u64| unsafe { ((descriptor + offset) as *const u64).read_volatile() } == end;
@@ -548,7 +548,7 @@ fn own_stack() -> Region {
     let mut word = |at: u64| {
         // The descriptor may end where nothing more is mapped.
         if at & !(PAGE - 1) != page {
-            page = Some(at & !(PAGE - 1)).filter(|_| kernel::can_read(at as usize))?;
+            page = Some(at & !(PAGE - 1)).filter(|_| asked::can_read(at as usize))?;
         }
         // SAFETY: the thread's own descriptor, or memory behind it that could be read and that the C library keeps.
         Some(unsafe { (at as *const u64).read_volatile() })

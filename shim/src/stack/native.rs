@@ -11,7 +11,7 @@ use super::cfi::{FindObject, Object, Rule};
 use super::memory::{Stack, Stacks};
 use super::{Fixed, mix, objects};
 use crate::arch::{self, FoundAt, ReturnAt};
-use crate::kernel;
+use crate::asked;
 use core::hint::select_unpredictable;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -723,7 +723,7 @@ impl NativeState {
             self.marks |= super::Captured::BROKEN;
             return None;
         }
-        let of_signal = || arch::signal_frame(ip, |at| stack.follows_tables() && kernel::can_read(at));
+        let of_signal = || arch::signal_frame(ip, |at| stack.follows_tables() && asked::can_read(at));
         let from_table = || object_around(pc).and_then(|object| object.rule(pc));
         let known = arch::known_signal_frame(ip).map(Rule::of_signal);
         let rule = known.or_else(from_table).or_else(|| of_signal().map(Rule::of_signal));
