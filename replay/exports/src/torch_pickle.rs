@@ -33,6 +33,8 @@ pub(super) const ENTRY: Export = Export {
 const NOWHERE: u64 = 1 << 50;
 /// Entries that may wait for the stream of a segment to be known.
 const MOST_WAITING: usize = 4096;
+/// The function that runs a node of the backward pass (torch/csrc/autograd/engine.cpp).
+const ENGINE: &str = "torch::autograd::Engine::evaluate_function";
 /// The viewer spreads a batch over the arguments of a function.
 const BATCH: usize = 1000;
 
@@ -585,7 +587,8 @@ impl Pickle<'_> {
         self.raw(b"\x86")
     }
 
-    /// A list of frames, innermost first; the owner of what is not PyTorch's is the innermost of all.
+    /// A list of frames, innermost first; the owner of what is not PyTorch's is the innermost of all. What the backward pass asked for
+    /// has the engine's frame beside the line of the forward pass, so that whoever reads the snapshot can tell the two apart.
     fn stack(&mut self, lines: &mut Lines, stack: StackId, owner: Option<&Pseudo>) -> io::Result<()> {
         let key = (stack, owner.map(|owner| owner.pool));
         if let Some(memo) = self.stacks.get(&key) {
@@ -595,7 +598,11 @@ impl Pickle<'_> {
         let memo = self.memoize()?;
         self.stacks.insert(key, memo);
         let owner = owner.map(|owner| Line { name: format!("[{}]", owner.owner), ..Line::default() });
-        let frames: Vec<Line> = owner.into_iter().chain(lines.of(stack).iter().rev().cloned()).collect();
+        let is_backward = lines.definitions().stack(stack).is_some_and(|stack| stack.backward.is_some());
+        let own = lines.of(stack);
+        let needs_engine = is_backward && !own.iter().any(|line| line.name.contains(ENGINE));
+        let engine = needs_engine.then(|| Line { name: ENGINE.to_owned(), ..Line::default() });
+        let frames: Vec<Line> = owner.into_iter().chain(engine).chain(own.iter().rev().cloned()).collect();
         if frames.is_empty() {
             return Ok(());
         }
