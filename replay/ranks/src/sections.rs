@@ -41,7 +41,10 @@ impl Ranks {
                 section = section.line(Mood::Note, trace.clone());
             }
             let section = section
-                .line(Mood::Note, "no NCCL communicator, RANK or similar variable assigns them to a job");
+                .line(
+                    Mood::Note,
+                    "no NCCL communicator assigns them to a job; without one, RANK, WORLD_SIZE and MASTER_ADDR do, which torchrun and Slurm set",
+                );
             parts.push(Part { sections: vec![section], ..Part::default() });
         }
         if let Some(section) = processes::section(&self.processes) {
