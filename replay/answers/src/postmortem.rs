@@ -16,7 +16,7 @@ use gputrace_analyse::held::{HeldAt, Sign};
 use gputrace_analyse::live;
 use gputrace_analyse::repetition::{Repeated, Rounds};
 use gputrace_analyse::story::Story;
-use gputrace_report::model::{Mood, Section, Table, Value};
+use gputrace_report::model::{Item, Mood, Section, Table, Value};
 use gputrace_report::sections::POSTMORTEM;
 use gputrace_trace::import::Requests;
 use gputrace_trace::ledger::{Ledger, PjrtOom, TorchOom, Wall, Watch};
@@ -439,6 +439,17 @@ pub fn remedies_sections(postmortem: &Postmortem, machine: Machine, trace: &dyn 
         Some(section.lines(note).lines(report.into_iter().flatten()))
     };
     postmortem.torch_devices().filter_map(of_device).collect()
+}
+
+/// The answer of [`remedies_sections`] alone, without its figures: whether a setting would have made it fit, and which.
+pub fn would_have_fit(postmortem: &Postmortem, machine: Machine, trace: &dyn Requests) -> Vec<Section> {
+    let mut sections = remedies_sections(postmortem, machine, trace);
+    for section in &mut sections {
+        section.items.retain(|item| matches!(item, Item::Line(..)));
+        let has_command = matches!(section.items.get(1), Some(Item::Line(Mood::Command, _)));
+        section.items.truncate(1 + usize::from(has_command));
+    }
+    sections
 }
 
 /// What another card would have made of a run that did not run out: a question for `replay`.

@@ -76,6 +76,14 @@ pub struct Answer {
     job: Option<job::OfJob>,
 }
 
+impl Answer {
+    /// A request failed, and nobody asked about another card.
+    #[must_use]
+    pub fn ran_out(&self) -> bool {
+        self.advice.ran_out
+    }
+}
+
 /// Which settings to use for a device's requests.
 #[derive(Clone, Serialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
@@ -223,14 +231,13 @@ impl Advice {
         let section = if self.helps() && replayed.fits {
             let saved = iec(recorded.saturating_sub(best));
             match self.ran_out {
-                // Whether it fits comes first.
+                // Whether it would have fit is another question, answered before.
                 true => section
-                    .line(
-                        Mood::Warning,
-                        format!("the run ran out of memory, and `gputrace oom` shows whether a setting would have been enough; without a limit, this one reserves {saved} less than the recorded one"),
-                    )
-                    .line(Mood::Command, command),
-                false => section.line(Mood::Command, command).line(Mood::Good, format!("{saved} less reserved")),
+                    .line(Mood::Command, command)
+                    .line(Mood::Note, format!("{saved} less reserved, if there had been no limit")),
+                false => {
+                    section.line(Mood::Command, command).line(Mood::Good, format!("{saved} less reserved"))
+                }
             }
         } else if self.helps() {
             section

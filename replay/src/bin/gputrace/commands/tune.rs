@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Args};
+use gputrace_replay::answers::postmortem::{Postmortem, would_have_fit};
 use gputrace_replay::answers::tune::advise;
 use gputrace_replay::answers::tune::job::advise_all;
 use gputrace_replay::answers::whatif::Machine;
 use gputrace_replay::import::{self, Trace};
 use gputrace_replay::report::model::Report;
+use gputrace_replay::trace::source::Source;
 use gputrace_schemas::printable::Screen;
 
 use super::Verb;
@@ -46,7 +48,15 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     if paths.len() > 1 {
         return for_all(&paths, machine, &args.show, out);
     }
-    let advise = |path: &str, trace: &Trace| advise(path, trace, machine);
+    let advise = |path: &str, trace: &Trace| {
+        let mut reply = advise(path, trace, machine)?;
+        if reply.answer.ran_out() {
+            let source = Source::open(Path::new(path)).map_err(|error| error.to_string())?;
+            let whether = would_have_fit(&Postmortem::of(&source), machine, &source);
+            reply.part.sections.splice(0..0, whether);
+        }
+        Ok(reply)
+    };
     let (report, mut answers, all_read) = replies("tune", &paths, advise);
     if let Some(answer) = answers.pop() {
         args.show.write_answer(&report, &answer, out)?;
