@@ -25,6 +25,12 @@ def test_a_report_is_its_text_with_its_verdict_and_its_figures():
     assert report.json["schema"] == "gputrace.report/1"
 
 
+def test_a_verdict_prints_the_first_line_of_the_report():
+    for trace in [TRACE, f"{ROOT}/tests/golden/kept-losses.gtr", f"{ROOT}/tests/golden/empty-cache-loop.gtr"]:
+        report = gputrace.report(trace)
+        assert str(report).split("\n")[1] == str(report.verdict).split("\n")[0]
+
+
 def test_tables_of_a_report_have_numbers_as_numbers():
     [device] = gputrace.report(TRACE).tables["devices"]
     assert device["peak_bytes"] == 526649344 and type(device["peak_share"]) is float
@@ -65,7 +71,7 @@ def test_a_name_of_a_trace_stays_text_in_a_notebook():
         page = shown._repr_html_()
         assert "&lt;img src=x onerror=alert(1)&gt;\\u{1b}[2J\\u{202e}&amp;" in page
         assert "<img" not in page and "\x1b" not in page and "\u202e" not in page
-    for field in ("cause", "what", "where", "fix"):
+    for field in ("title", "what", "where", "fix"):
         verdict = gputrace.report(TRACE).verdict._replace(**{field: hostile})
         assert "<img" not in verdict._repr_html_() and "&lt;img" in verdict._repr_html_()
 

@@ -32,19 +32,19 @@ class Verdict(NamedTuple):
     next: Optional[str]
     #: What else was found.
     also: Tuple[str, ...]
+    #: The report's first line behind `Verdict: `.
+    title: str
 
     def __str__(self) -> str:
-        head = self.kind.replace("_", " ") + (f": {self.cause}" if self.cause else "")
-        return "\n".join([f"Verdict: {head}"] + [f"  {name:<5}  {line}" for name, line in self._lines()])
+        return "\n".join([f"Verdict: {self.title}"] + [f"  {name:<5}  {line}" for name, line in self._lines()])
 
     def _lines(self) -> List[Tuple[str, str]]:
         named = [(name, getattr(self, name)) for name in ("what", "where", "sure", "fix", "next")]
         return [(name, line) for name, line in named if line] + [("also", line) for line in self.also]
 
     def _repr_html_(self) -> str:
-        head = text(self.kind.replace("_", " ") + (f": {self.cause}" if self.cause else ""))
         lines = "".join(f'<tr><th align="left">{name}</th><td align="left">{text(line)}</td></tr>' for name, line in self._lines())
-        return f"<p><b>Verdict: {head}</b></p><table><tbody>{lines}</tbody></table>"
+        return f"<p><b>Verdict: {text(self.title)}</b></p><table><tbody>{lines}</tbody></table>"
 
 
 class Table(List[Dict[str, Any]]):
@@ -125,6 +125,7 @@ def _verdict(said: Dict[str, Any]) -> Verdict:
         fix=fix,
         next=said.get("next"),
         also=tuple(said["also"]),
+        title=said["title"],
     )
 
 

@@ -23,6 +23,8 @@ fn part(part: &Part) -> Json {
     }
     if let Some(verdict) = &part.verdict {
         let mut section = section(&verdict.section);
+        let title = &verdict.section.title;
+        section["title"] = title.strip_prefix("Verdict: ").unwrap_or(title).into();
         section["kind"] = verdict.kind.into();
         section["cause"] = Some(verdict.cause.as_str()).filter(|cause| !cause.is_empty()).into();
         section["also"] = verdict.also.clone().into();
