@@ -13,7 +13,7 @@ use crate::lives::{Life, Lives, NEVER};
 use crate::piles::{self, Pile};
 use crate::roles::{self, Roles};
 use gputrace_trace::Definitions;
-use gputrace_trace::backward::python_lines;
+use gputrace_trace::backward::{place, python_lines};
 use gputrace_trace::by_stack::ByStack;
 use gputrace_trace::ledger::{Ledger, SiteId};
 
@@ -78,6 +78,8 @@ pub struct Holder {
     pub caller: String,
     /// The program's innermost lines of the stack, `a, called from b`.
     pub lines: String,
+    /// All of the program's own lines of it, innermost first: function, file and line.
+    pub own: Vec<(String, String, u32)>,
     /// Blocks that models requested between the first of it and that moment.
     pub worked_since: u64,
     /// Those of them that were still held then.
@@ -304,6 +306,7 @@ impl HeldAt {
                 rising_sizes: 0,
                 caller: String::new(),
                 lines: String::new(),
+                own: vec![],
                 worked_since: n_worked,
                 kept_since: n_kept,
                 offers: vec![],
@@ -327,6 +330,7 @@ impl HeldAt {
             }
             holder.caller = caller_of_model(definitions, holder.stack).unwrap_or_default();
             holder.lines = holdings::own_lines(definitions, holder.stack, holdings::MOST_LINES);
+            holder.own = own_of(definitions, holder.stack);
             holder.worked_since = n_worked - holder.worked_since;
             holder.kept_since = n_kept - holder.kept_since;
             holder.offers = offers(definitions, holder.stack);
@@ -406,6 +410,14 @@ fn courses(lives: &Lives, device: i16, time: Nanos) -> FxHashMap<SiteId, Course>
         }
     }
     courses
+}
+
+/// The program's own lines of a stack, innermost first; of the backward pass, those of the forward operation that it undoes.
+fn own_of(definitions: &dyn Definitions, id: StackId) -> Vec<(String, String, u32)> {
+    let Some(stack) = definitions.stack(id) else { return vec![] };
+    let lines = python_lines(definitions, place(definitions, stack).stack);
+    let own = lines.filter(|(_, file, _)| python_package(file).is_none());
+    own.map(|(function, file, line)| (function.to_owned(), file.to_owned(), line)).collect()
 }
 
 /// The program's innermost line outside of all models, if the stack is in one.

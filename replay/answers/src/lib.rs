@@ -6,6 +6,7 @@ mod callers;
 pub mod caught;
 pub mod causes;
 pub mod checked;
+mod code;
 mod curve;
 pub mod diff;
 pub mod edits;

@@ -9,6 +9,7 @@ use gputrace_sim::whatif::{Laboratory, Question};
 
 use super::Case;
 use crate::caught::CaughtOom;
+use crate::code::{Keeper, Sources};
 use crate::leaks::GrowingSite;
 use crate::postmortem::Postmortem;
 use crate::remedies::{Remedy, Trial};
@@ -94,6 +95,8 @@ pub struct Facts<'a> {
     pub trace: Option<&'a dyn Requests>,
     /// Processes that were recorded with it: those that it started.
     pub beside: &'a [Story],
+    /// The program's source, where this machine has it.
+    pub(crate) sources: Sources,
     /// What other settings would have made of the requests up to the error.
     pub(crate) trial: OnceCell<Option<Result<Trial, String>>>,
     /// Without a failure: what the program's own allocator setting wastes.
@@ -133,6 +136,7 @@ impl<'a> Facts<'a> {
             all: Bytes(all),
             trace,
             beside: &[],
+            sources: Sources::of(&story.process),
             trial: OnceCell::new(),
             own_setting: OnceCell::new(),
             fragmentation: OnceCell::new(),
@@ -150,6 +154,11 @@ impl<'a> Facts<'a> {
     #[must_use]
     pub fn has_stepped(&self) -> bool {
         self.lifetimes.is_some_and(|it| it.n_passes() > 0)
+    }
+
+    /// What keeps the memory of a line, where the program's source shows it.
+    pub(crate) fn keeper(&self, holder: &Holder) -> Option<Keeper> {
+        self.sources.keeper(&holder.own)
     }
 
     /// A line of the program.

@@ -7,6 +7,7 @@ use gputrace_schemas::event::Bytes;
 
 use super::facts::{Grown, above, called_at};
 use super::{Case, Cause, Facts, Fix, Found, Kind};
+use crate::code::{self, How};
 use crate::leaks::{self, GrowingSite};
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_analyse::libraries::When;
@@ -237,6 +238,16 @@ const KEEPERS: &[Keeper] = &[
     },
     Keeper {
         cause: cause(
+            "results of a function kept by its cache (`functools.lru_cache`)",
+            "memory that a function with such a decorator requests and returns remains each time; the program's source shows it",
+            "functions without one",
+        ),
+        claims: |facts, grown| kept(facts, grown).is_some_and(|it| it.how == How::Memoized),
+        why: "the source has the decorator",
+        fix: "bound the cache (`maxsize=`), or let the function return tensors on the CPU",
+    },
+    Keeper {
+        cause: cause(
             "outputs of one layer kept",
             "one line of a model leaves blocks, and the memory of its other lines is freed",
             "several lines of a model that leave blocks, as autograd's graph does; several blocks of each call beside another line, as its inputs",
@@ -254,17 +265,23 @@ const KEEPERS: &[Keeper] = &[
     },
     Keeper {
         cause: cause(
+            "a running total kept with its graph",
+            "as outputs or losses kept with their graph, and the program's source adds them up",
+            "totals of numbers (`.item()`)",
+        ),
+        claims: |facts, grown| {
+            is_with_graph(facts, grown) && kept(facts, grown).is_some_and(|it| it.how == How::Total)
+        },
+        why: "lines of the model leave it after each call, and the source adds it up",
+        fix: "add up numbers: `total += loss.item()`",
+    },
+    Keeper {
+        cause: cause(
             "outputs or losses kept with their graph",
             "memory that a model allocates, or a library's function beside it, remains after each call, a good part of what the model makes in it",
             "a hook, a line of the program's own that allocates it, and functions that `torch.no_grad` decorates",
         ),
-        claims: |facts, grown| {
-            grown.account() == Some(Account::Blocks)
-                && (is_computed(grown) || grown.n_in_model > 0)
-                && !grown.has(Sign::Workspace)
-                && !grown.has(Sign::NoGrad)
-                && keeps_graph(facts, grown)
-        },
+        claims: is_with_graph,
         why: "lines of the model leave it after each call",
         fix: "keep `x.item()` or `x.detach().cpu()` (a list, total, hook or `retain_graph` keeps the graph), or evaluate under `inference_mode()`",
     },
@@ -279,6 +296,19 @@ const KEEPERS: &[Keeper] = &[
         fix: "a list, dict or `functools.cache` keeps it or a slice: `.detach().cpu()`, `.item()` or `del` (`gc.get_referrers` shows which)",
     },
 ];
+
+/// What keeps it, as the program's source says.
+fn kept(facts: &Facts<'_>, grown: &Grown<'_>) -> Option<code::Keeper> {
+    facts.keeper(grown.holder?)
+}
+
+fn is_with_graph(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
+    grown.account() == Some(Account::Blocks)
+        && (is_computed(grown) || grown.n_in_model > 0)
+        && !grown.has(Sign::Workspace)
+        && !grown.has(Sign::NoGrad)
+        && keeps_graph(facts, grown)
+}
 
 /// Whether the backward pass made it. Its threads run no Python: in a snapshot only the roles show it.
 fn is_of_backward(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
@@ -354,9 +384,18 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
         let all = facts.all_grown().filter_map(|it| it.holder);
         grown.holder.into_iter().chain(all).find_map(|holder| holder.offer(When::Grows))
     };
-    let fix = given_back.unwrap_or_else(|| offered().unwrap_or(keeper.fix).to_owned());
+    // An attribute has one value at a time: it keeps the earlier ones only through a graph.
+    let has_chain = is_with_graph(facts, &grown);
+    let source = kept(facts, &grown).filter(|it| it.how != How::Attribute || has_chain);
+    let written = || source.as_ref().map(code::Keeper::instead);
+    let fix = given_back.or_else(written);
+    let fix = fix.unwrap_or_else(|| offered().unwrap_or(keeper.fix).to_owned());
     let kind = if keeper.cause.name == NUMBERS { Kind::Spare } else { Kind::Grew };
-    Some((&keeper.cause, kind, of(facts, &grown, keeper.why, fix)))
+    let mut case = of(facts, &grown, keeper.why, fix);
+    if let Some(source) = source {
+        case.site = format!("{}; likely kept by `{}` ({})", case.site, source.text, source.place());
+    }
+    Some((&keeper.cause, kind, case))
 }
 
 /// Of lines that grow together, most first, the one that the others follow from. A graph holds its inputs and its parameters; without a graph,

@@ -11,6 +11,7 @@ use gputrace_schemas::event::Bytes;
 use super::activations_beyond_card::is_activation;
 use super::facts::called_at;
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use crate::code::How;
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
 use gputrace_analyse::holdings::{Holding, Purpose};
 use gputrace_analyse::libraries::When;
@@ -552,12 +553,32 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         (_, Some((_, callers))) => format!("{}, called from {callers}", facts.site(holding.site)),
         (_, None) => called_at(&facts.site(holding.site), holder),
     };
+    // What a loop or the program keeps, the source shows; what the model needs is kept by autograd.
+    let is_kept = matches!(
+        holding.purpose,
+        Purpose::Collected
+            | Purpose::Data
+            | Purpose::GraphRetained
+            | Purpose::GraphUnused
+            | Purpose::GraphOfLoop
+            | Purpose::Loaded
+    );
+    let source = holder.filter(|_| is_kept).and_then(|holder| facts.keeper(holder));
+    let site = match &source {
+        Some(source) => format!("{site}; likely kept by `{}` ({})", source.text, source.place()),
+        None => site,
+    };
+    let is_collected = matches!(holding.purpose, Purpose::Collected | Purpose::GraphUnused);
+    let written = source.filter(|it| is_collected && it.how != How::Attribute).map(|it| it.instead());
     Case {
         what: format!("{} of {of}{when} are {}", bytes(holding.bytes), (remedy.what)(holding)),
         site,
         bytes: saved,
         sure: remedy.sure.into(),
-        fix: Fix::words(offered(facts, holding).unwrap_or(remedy.fix), worth),
+        fix: Fix::words(
+            written.unwrap_or_else(|| offered(facts, holding).unwrap_or(remedy.fix).to_owned()),
+            worth,
+        ),
         verb: if facts.failure.is_some() { "oom" } else { "report --peak" },
     }
 }
