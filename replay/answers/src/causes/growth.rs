@@ -57,6 +57,10 @@ pub(crate) const KEPT_BY_ANOTHER: &str = "copy the tensor in the other process a
 /// What is known of the memory says how.
 const NEVER_FREED: &str = "free what this line allocates";
 
+/// Whatever a hook keeps.
+const REMOVE_HOOK: &str =
+    "a hook keeps GPU tensors: copy them (`.detach().cpu()`), or remove the hook (`handle.remove()`)";
+
 const KEEPERS: &[Keeper] = &[
     Keeper {
         cause: cause(
@@ -207,7 +211,17 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |_, grown| grown.has(Sign::Hook),
         why: "a function beside `forward` allocated it",
-        fix: "a hook keeps GPU tensors: copy them (`.detach().cpu()`), or remove the hook (`handle.remove()`)",
+        fix: REMOVE_HOOK,
+    },
+    Keeper {
+        cause: cause(
+            "tensors kept by a hook of a module",
+            "memory of a model's forward pass remains each time, and by the program's source a hook stores what it is given, and nothing else does",
+            "a statement on the way of the result that keeps it",
+        ),
+        claims: |facts, grown| kept(facts, grown).is_some_and(|it| it.is_hook && is_computed(grown)),
+        why: "by the source, a hook stores it",
+        fix: REMOVE_HOOK,
     },
     Keeper {
         cause: cause(
@@ -307,6 +321,7 @@ fn is_with_graph(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
         && (is_computed(grown) || grown.n_in_model > 0)
         && !grown.has(Sign::Workspace)
         && !grown.has(Sign::NoGrad)
+        && !grown.holder.is_some_and(|holder| facts.sources.is_without_graph(&holder.own))
         && keeps_graph(facts, grown)
 }
 
@@ -386,7 +401,8 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
     };
     // An attribute has one value at a time: it keeps the earlier ones only through a graph.
     let has_chain = is_with_graph(facts, &grown);
-    let source = kept(facts, &grown).filter(|it| it.how != How::Attribute || has_chain);
+    let is_one = |how: How| matches!(how, How::Attribute | How::Carried);
+    let source = kept(facts, &grown).filter(|it| !is_one(it.how) || has_chain);
     let written = || source.as_ref().map(code::Keeper::instead);
     let fix = given_back.or_else(written);
     let fix = fix.unwrap_or_else(|| offered().unwrap_or(keeper.fix).to_owned());

@@ -10,7 +10,7 @@ use gputrace_schemas::event::Bytes;
 
 use super::activations_beyond_card::is_activation;
 use super::facts::called_at;
-use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use super::{Case, Cause, Facts, Failure, Fix, Kind, limit};
 use crate::code::How;
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
 use gputrace_analyse::holdings::{Holding, Purpose};
@@ -31,6 +31,8 @@ const LEAST_LAYERS: u64 = 4;
 const LEAST_SHOWN: u64 = 1 << 20;
 /// Lines that are named of what a program needs most of.
 const MOST_LINES: usize = 2;
+/// What a program needs most of is this part at least of what was held: one in so many.
+const MOSTLY_LEAST: u64 = 4;
 /// Larger numbers of tensors are no data set that is kept whole.
 const MOST_TENSORS: u64 = 64;
 
@@ -611,6 +613,72 @@ fn is_awaited(facts: &Facts<'_>, it: &Holding) -> bool {
 pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
     let (text, less, most) = needed_most(facts)?;
     Some((format!("{text}{}", lines_of(facts, most)), offered(facts, most).unwrap_or(less)))
+}
+
+/// What a program needs most of, by its name, and the cause of a failure: on a card, and under a limit.
+struct Mostly {
+    name: &'static str,
+    on_card: Cause,
+    under_limit: Cause,
+}
+
+macro_rules! mostly {
+    ($($name:literal),* $(,)?) => { &[$(Mostly {
+        name: $name,
+        on_card: cause(concat!("mostly ", $name), MOSTLY_NEEDS, "any other cause"),
+        under_limit: cause(
+            concat!("a limit that the program set, filled mostly by ", $name), MOSTLY_NEEDS, "any other cause",
+        ),
+    }),*] };
+}
+
+const MOSTLY_NEEDS: &str = "a failed request, and of all that was held most of this kind; no other cause explains it, or fragmentation by less than an eighth of what is reserved";
+
+const MOSTLY: &[Mostly] = mostly![
+    "weights",
+    "gradients",
+    "optimizer state",
+    "activations",
+    "outputs of a model that the program keeps",
+    "temporaries of one function",
+    "temporaries of the backward pass",
+    "a KV cache",
+    "tensors that the program keeps",
+];
+
+/// What a failed program needs most of, where no cause is known.
+pub(super) fn most(facts: &Facts<'_>) -> Option<(&'static Cause, Kind, Case)> {
+    // What could not be replayed is told with its doubts.
+    if !matches!(facts.failure, Some(Failure::Torch(..))) || !facts.has_tried_settings() {
+        return None;
+    }
+    let held = facts.held?;
+    let (text, less, most) = needed_most(facts)?;
+    let mostly = MOSTLY.iter().find(|it| text.ends_with(&format!(" are {}", it.name)))?;
+    if most.bytes.0.saturating_mul(MOSTLY_LEAST) < held.bytes.0 {
+        return None;
+    }
+    let limit = limit::under(facts);
+    let (under, raise) = match &limit {
+        Some(limit) => {
+            (format!("{limit}; "), "; or raise the limit (`torch.cuda.set_per_process_memory_fraction`)")
+        }
+        None => (String::new(), ""),
+    };
+    let blocks = if most.blocks == 1 { "block" } else { "blocks" };
+    let case = Case {
+        what: format!("{under}{text} ({} {blocks} of up to {})", count(most.blocks), bytes(most.largest)),
+        site: if most.under.is_empty() { facts.site(most.site) } else { most.under.clone() },
+        bytes: most.bytes,
+        sure: "certain of what was held; that the program needs all of it is not known".into(),
+        fix: Fix::words(
+            format!("{}{raise}", offered(facts, most).unwrap_or(less)),
+            if facts.remedy().is_none() { "no allocator setting makes it fit" } else { "" },
+        ),
+        verb: "oom",
+    };
+    let cause = if limit.is_some() { &mostly.under_limit } else { &mostly.on_card };
+    Some((cause, Kind::Beyond, case))
 }
 
 /// Whether the request that failed was one for weights, where `Module.to` moves them.

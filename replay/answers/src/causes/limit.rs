@@ -21,14 +21,8 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     if facts.remedy().is_some_and(|(_, best)| best.verdict == Verdict::Fits) {
         return None;
     }
-    let (free, total) = error.device.filter(|_| error.wall() == Wall::Limit)?;
     Some(Case {
-        what: format!(
-            "{} in use under the limit that the program set, although {} of the device's {} were free",
-            bytes(error.allocated),
-            bytes(free),
-            bytes(total)
-        ),
+        what: under(facts)?,
         site: facts.site(error.site),
         // What fills the limit explains more.
         bytes: Bytes(0),
@@ -36,4 +30,16 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         fix: Fix::words("raise `torch.cuda.set_per_process_memory_fraction`, or use less memory", ""),
         verb: "oom",
     })
+}
+
+/// How much was in use under a limit, in words; nothing where the card itself was full.
+pub(super) fn under(facts: &Facts<'_>) -> Option<String> {
+    let Failure::Torch(_, error) = facts.failure? else { return None };
+    let (free, total) = error.device.filter(|_| error.wall() == Wall::Limit)?;
+    Some(format!(
+        "{} in use under the limit that the program set, although {} of the device's {} were free",
+        bytes(error.allocated),
+        bytes(free),
+        bytes(total)
+    ))
 }

@@ -20,6 +20,7 @@ mod dense_embedding;
 mod double_width;
 mod earlier_model;
 mod emptied_cache;
+mod evaluation_with_gradients;
 pub(crate) mod external_fragmentation;
 pub mod facts;
 mod graph_per_shape;
@@ -65,6 +66,7 @@ pub const CAUSES: &[Cause] = &[
     earlier_model::CAUSE,
     emptied_cache::CAUSE,
     emptied_cache::CHEAP,
+    evaluation_with_gradients::CAUSE,
     external_fragmentation::CAUSE,
     external_fragmentation::WITH_ROOM,
     graph_per_shape::CAUSE,
@@ -78,6 +80,7 @@ pub const CAUSES: &[Cause] = &[
     not_donated::CAUSE,
     odd_batch::CAUSE,
     one_request::CAUSE,
+    one_request::FEW,
     one_request::PREVIOUS,
     one_request::TWICE,
     own_setting::CAUSE,
@@ -229,8 +232,18 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     let is_beyond = all.iter().any(|(_, kind, case)| *kind == Kind::Beyond && case.bytes >= missing);
     let is_doubtful =
         is_beyond && facts.grown().is_some_and(|grown| grown.site.confidence < LEAST_CONFIDENCE);
+    // Little of what is reserved lies unused: a setting that makes room for this request makes little for the next.
+    let is_little = |kind: Kind, case: &Case| {
+        kind == Kind::Wasted && is_failed && case.bytes.0.saturating_mul(LITTLE_UNUSED) < facts.all.0
+    };
+    if is_failed
+        && all.iter().all(|(cause, kind, case)| cause.name == limit::CAUSE.name || is_little(*kind, case))
+    {
+        all.extend(holdings::most(facts));
+    }
     let rank = |kind: Kind, case: &Case| match kind {
         Kind::Churned => 2,
+        _ if is_little(kind, case) => 2,
         Kind::Spare => 3,
         Kind::Grew if is_failed && is_doubtful => 2,
         _ if is_failed => u8::from(kind == Kind::Beyond || case.bytes < missing),
@@ -289,6 +302,8 @@ pub type Found = (&'static Cause, Kind, Case);
 const LEAST_CONFIDENCE: f64 = 0.95;
 /// One in so many is little.
 const LITTLE: u64 = 20;
+/// So is this part of what is reserved: one in so many.
+const LITTLE_UNUSED: u64 = 8;
 /// What is held is several times as much as what grew.
 const SEVERAL: u64 = 4;
 

@@ -27,6 +27,55 @@ pub(super) const TWICE: Cause = Cause {
     find: twice,
 };
 
+/// Several of that size in one function.
+pub(super) const FEW: Cause = Cause {
+    name: "large intermediate results of one function",
+    kind: Kind::Beyond,
+    needs: "a failed request of a function of the program's own, of which two to six blocks of that size, or half or twice as large, were half of the memory in use",
+    against: "layers of a model, and more blocks",
+    find: few,
+};
+
+/// As many results of one function are held for one expression, or for its backward pass.
+const MOST_RESULTS: u64 = 6;
+/// The request is this part at least of what was in use: one in so many.
+const LEAST_REQUEST: u64 = 6;
+
+fn few(facts: &Facts<'_>) -> Option<Case> {
+    let Failure::Torch(_, error) = facts.failure? else { return None };
+    let asked = error.requested.unwrap_or(error.bytes);
+    let here = facts.site(error.site);
+    let is_of_size = |size: u64| {
+        [size, size.saturating_mul(2), size / 2].iter().any(|it| it.abs_diff(asked.0) <= asked.0 / 50)
+    };
+    let (mut n, mut sum) = (0_u64, 0_u64);
+    for holder in facts.holders().filter(|holder| super::is_of(&facts.site(holder.site), &here)) {
+        for (size, blocks) in holder.sizes.iter().filter(|(size, _)| is_of_size(size.0)) {
+            n = n.saturating_add(*blocks);
+            sum = sum.saturating_add(size.0.saturating_mul(*blocks));
+        }
+    }
+    let is_most = sum.saturating_mul(2) >= error.allocated.0 && facts.growing().is_empty();
+    let is_large = asked.0.saturating_mul(LEAST_REQUEST) >= error.allocated.0;
+    (facts.is_own(error.site) && is_most && is_large && (2..=MOST_RESULTS).contains(&n)).then(|| Case {
+        what: format!(
+            "this function requests {} more, and {} of {} in use are {} of its results of such a size",
+            bytes(asked),
+            bytes(Bytes(sum)),
+            bytes(error.allocated),
+            count(n)
+        ),
+        site: here,
+        bytes: Bytes(sum),
+        sure: "certain of the sizes; that they can be avoided is a guess".into(),
+        fix: Fix::words(
+            "work in chunks (`torch.chunk`), or avoid what a broadcast makes: `torch.cdist` or a matrix product for distances, indices for one-hot",
+            "",
+        ),
+        verb: "oom",
+    })
+}
+
 pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
     let Failure::Torch(ordinal, error) = facts.failure? else { return None };
     let asked = error.requested.unwrap_or(error.bytes);

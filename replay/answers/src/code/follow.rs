@@ -1,13 +1,13 @@
 //! Follows a value through the program's statements to what keeps it: from the line that requested the memory, by the names that it is
-//! assigned to, and by what functions return, out to their callers.
+//! assigned to, into functions that it is passed to, and by what functions return, out to their callers.
 //!
-//! Names are followed, not objects: a function that stores its argument, and a hook, are not seen.
+//! Names are followed, not objects, and functions only within their file.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::Line;
-use super::statements::{Statement, Statements};
+use super::statements::{Function, Statement, Statements};
 
 /// How the program keeps a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +24,8 @@ pub(crate) enum How {
     Listed,
     /// `@functools.lru_cache`.
     Memoized,
+    /// `state = f(x, state)`: each value has a graph that refers to the one before.
+    Carried,
     /// `self.kept = value`: the last one.
     Attribute,
 }
@@ -36,8 +38,10 @@ pub(crate) struct Keeper {
     pub(crate) line: u32,
     /// The statement.
     pub(crate) text: String,
-    /// The part of it that is kept; empty where that is a call of several parts.
+    /// The part of it that is kept; empty where that is not one expression.
     pub(crate) value: String,
+    /// It is in a function that a module calls beside its own code.
+    pub(crate) is_hook: bool,
 }
 
 impl Keeper {
@@ -54,27 +58,50 @@ impl Keeper {
                 Some(statement) => format!("at {at}, write `{statement}`"),
                 None => format!("at {at}, keep only `.item()` or `.detach().cpu()` of each tensor"),
             },
-            How::Joined => format!(
-                "at {at}, collect the parts in a list and join them once, or write into one preallocated tensor"
-            ),
+            How::Carried => match self.with_less() {
+                Some(statement) => format!("at {at}, write `{statement}`"),
+                None => format!("detach what {at} passes to the next turn: `x = x.detach()`"),
+            },
+            How::Joined => {
+                format!(
+                    "at {at}, collect the parts on the CPU and join them once, or write into one preallocated tensor"
+                )
+            }
             How::Listed => format!("at {at}, let the list have `.item()` or `.detach().cpu()` of each"),
-            How::Memoized => format!(
-                "at {at}, bound the cache (`maxsize=`), or let the function return tensors on the CPU"
-            ),
+            How::Memoized => {
+                format!(
+                    "at {at}, bound the cache (`maxsize=`), or let the function return tensors on the CPU"
+                )
+            }
         }
     }
 
     /// The statement with a number, or a copy on the CPU, for the value.
     fn with_less(&self) -> Option<String> {
-        let value = self.value.as_str();
-        let is_one = !value.is_empty() && value.chars().all(|c| is_word(c) || ".[]".contains(c));
-        let (before, after) = self.text.rsplit_once(value).filter(|_| is_one)?;
-        let is_number = NUMBERS.iter().any(|name| value.to_ascii_lowercase().contains(name));
-        let less = match (self.how, is_number) {
-            (How::Attribute, _) => ".detach()",
-            (How::Total, _) | (_, true) => ".item()",
-            (_, false) => ".detach().cpu()",
+        let whole = self.value.as_str();
+        // `kept += [value]`
+        let inner = whole
+            .strip_prefix('[')
+            .and_then(|it| it.strip_suffix(']'))
+            .filter(|it| parts(it, ',').len() == 1);
+        let value = inner.unwrap_or(whole);
+        if value.is_empty() || value.contains('"') {
+            return None;
+        }
+        let is_whole = |at: usize| {
+            !self.text[..at].ends_with(is_word) && !self.text[at + value.len()..].starts_with(is_word)
         };
+        let at = self.text.match_indices(value).map(|(at, _)| at).filter(|at| is_whole(*at)).last()?;
+        let (before, after) = (&self.text[..at], &self.text[at + value.len()..]);
+        let is_number = NUMBERS.iter().any(|name| value.to_ascii_lowercase().contains(name));
+        let less = match self.how {
+            How::Attribute | How::Carried => ".detach()",
+            How::Total if inner.is_none() => ".item()",
+            _ if is_number => ".item()",
+            _ if value.ends_with(".detach()") => ".cpu()",
+            _ => ".detach().cpu()",
+        };
+        let value = if is_chain(value) { value.to_owned() } else { format!("({value})") };
         Some(format!("{before}{value}{less}{after}"))
     }
 }
@@ -82,8 +109,8 @@ impl Keeper {
 /// In the names of what is a number.
 const NUMBERS: [&str; 6] = ["loss", "acc", "metric", "score", "error", "norm"];
 /// Methods that add to a container.
-const ADDS: [&str; 8] =
-    ["append", "extend", "insert", "add", "appendleft", "put", "put_nowait", "setdefault"];
+const ADDS: [&str; 9] =
+    ["append", "extend", "insert", "add", "appendleft", "put", "put_nowait", "push", "setdefault"];
 /// Behind a tensor's name: what follows is a number, a copy on the CPU, or nothing of its memory.
 const LEAVES: [&str; 13] = [
     "item", "tolist", "cpu", "numpy", "shape", "size", "numel", "dtype", "device", "backward", "data_ptr",
@@ -93,29 +120,64 @@ const LEAVES: [&str; 13] = [
 const MEASURES: [&str; 9] = ["float", "int", "len", "print", "isinstance", "id", "type", "str", "del"];
 /// Decorators that keep what a function returns (functools, cachetools, joblib).
 const MEMOIZES: [&str; 5] = ["lru_cache", "cache", "cached", "memoize", "cachedmethod"];
+/// What calls a function beside a module's own code.
+const HOOKS: [&str; 4] = [
+    "register_forward_hook(",
+    "register_forward_pre_hook(",
+    "register_full_backward_hook(",
+    "register_hook(",
+];
+/// Makes a container.
+const EMPTY: [&str; 8] = ["[]", "{}", "list()", "dict()", "set()", "deque(", "defaultdict(", "OrderedDict("];
 /// Longer statements are not shown whole.
 const MOST_SHOWN: usize = 100;
+/// Functions that a value is followed into, one from another.
+const DEEPEST: usize = 2;
 
 /// What keeps the memory that a stack requested: its lines of the program's own, innermost first.
 pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements>>) -> Option<Keeper> {
-    let mut last = None;
+    let (mut local, mut attribute, mut hook) = (None, None, None);
     for (_, name, line) in lines {
         let statements = file(name)?;
         let (own, function) = statements.function_at(*line)?;
-        let walk = Walk::of(own, &function.body);
+        let walk = Walk::of(&statements, Start::Statement(own), &function, 0);
         if let Some(found) = walk.kept {
-            return Some(found.named(name));
+            return Some(found.named(name, false));
         }
         let decorated = function.decorators.iter().find(|it| is_memoizing(&it.text));
         if let Some(decorator) = decorated.filter(|_| walk.returns) {
-            return Some(Found::at(decorator, How::Memoized, "").named(name));
+            return Some(Found::at(decorator, How::Memoized, "").named(name, false));
         }
-        last = last.or_else(|| walk.attribute.map(|found| found.named(name)));
+        local = local.or_else(|| walk.local.map(|found| found.named(name, false)));
+        attribute = attribute.or_else(|| walk.attribute.map(|found| found.named(name, false)));
+        hook = hook.or_else(|| of_hook(&statements).map(|found| found.named(name, true)));
         if !walk.returns {
             break;
         }
     }
-    last
+    local.or(hook).or(attribute)
+}
+
+/// What a function that the file registers as a hook keeps of its arguments.
+fn of_hook(statements: &Statements) -> Option<Found> {
+    let registers = statements.all().filter_map(|it| {
+        let at = HOOKS.iter().find_map(|hook| Some(it.text.find(hook)? + hook.len()))?;
+        let argument = parts(&it.text[at..], ',').first()?.trim_end_matches(')').trim();
+        Some(argument.rsplit('.').next().unwrap_or_default().split('(').next().unwrap_or_default().to_owned())
+    });
+    registers.filter(|name| !name.is_empty()).find_map(|name| {
+        let function = statements.function_named(&name)?;
+        // A function that makes the hook has it inside.
+        let inner = function.body.iter().find_map(|it| {
+            let name = it.text.strip_prefix("def ")?.split('(').next()?;
+            statements.function_named(name)
+        });
+        [Some(function), inner].into_iter().flatten().find_map(|function| {
+            let names = function.parameters().filter(|it| *it != "self").map(str::to_owned).collect();
+            let walk = Walk::of(statements, Start::Names(names), &function, DEEPEST);
+            walk.kept.or(walk.local)
+        })
+    })
 }
 
 fn is_memoizing(decorator: &str) -> bool {
@@ -133,99 +195,206 @@ struct Found {
 
 impl Found {
     fn at(statement: &Statement, how: How, value: &str) -> Found {
-        let text: String = match statement.shown.char_indices().nth(MOST_SHOWN) {
-            Some((end, _)) => format!("{}...", &statement.shown[..end]),
-            None => statement.shown.clone(),
-        };
-        Found { how, line: statement.lines.0, text, value: value.to_owned() }
+        let is_long = statement.shown.chars().count() > MOST_SHOWN;
+        let text: String = statement.shown.chars().take(MOST_SHOWN).collect();
+        let text = if is_long { text + "..." } else { text };
+        Found { how, line: statement.lines.0, text, value: value.trim().to_owned() }
     }
 
-    fn named(self, file: &str) -> Keeper {
+    fn named(self, file: &str, is_hook: bool) -> Keeper {
         let Found { how, line, text, value } = self;
-        Keeper { how, file: file.to_owned(), line, text, value }
+        Keeper { how, file: file.to_owned(), line, text, value, is_hook }
     }
 }
 
+/// What is followed.
+enum Start<'a> {
+    /// What a statement computes.
+    Statement(&'a Statement),
+    /// Names that refer to it.
+    Names(BTreeSet<String>),
+}
+
 /// Where a value goes within one function.
-#[derive(Default)]
-struct Walk {
+struct Walk<'a> {
+    own: Option<&'a Statement>,
+    names: BTreeSet<String>,
+    /// Names of containers that the function makes.
+    made: BTreeSet<&'a str>,
+    /// In what outlives the function.
     kept: Option<Found>,
+    /// In a container that the function makes.
+    local: Option<Found>,
     attribute: Option<Found>,
     returns: bool,
 }
 
-impl Walk {
-    fn of(own: &Statement, body: &[&Statement]) -> Walk {
-        let mut walk = Walk::default();
-        let mut names: BTreeSet<String> = BTreeSet::new();
-        // Of the statement itself, all that it computes is the value.
-        let mut carries = |statement: &Statement, part: &str, names: &BTreeSet<String>| {
-            if std::ptr::eq(statement, own) {
-                !leaves_all(part)
-            } else {
-                names.iter().any(|it| carries(part, it))
-            }
+impl<'a> Walk<'a> {
+    fn of(statements: &Statements, start: Start<'a>, function: &Function<'a>, depth: usize) -> Walk<'a> {
+        let made = function.body.iter().filter_map(|it| {
+            let (target, _, value) = assigned(&it.text)?;
+            EMPTY.iter().any(|empty| value.starts_with(empty)).then_some(target)
+        });
+        let (own, names) = match start {
+            Start::Statement(own) => (Some(own), BTreeSet::new()),
+            Start::Names(names) => (None, names),
         };
-        walk.visit(own, &mut names, &mut carries);
+        let mut walk = Walk {
+            own,
+            names,
+            made: made.filter(|target| target.chars().all(is_word)).collect(),
+            kept: None,
+            local: None,
+            attribute: None,
+            returns: false,
+        };
+        if let Some(own) = own {
+            walk.visit(own);
+        }
         // What is assigned further up is used in the next turn of a loop.
         loop {
-            let n = names.len();
-            for statement in body.iter().filter(|it| !std::ptr::eq(**it, own)) {
-                walk.visit(statement, &mut names, &mut carries);
+            let n = walk.names.len();
+            for statement in function.body.iter().filter(|it| own.is_none_or(|own| !std::ptr::eq(**it, own)))
+            {
+                walk.visit(statement);
             }
-            if names.len() == n || walk.kept.is_some() {
-                return walk;
+            if walk.names.len() == n || walk.kept.is_some() {
+                break;
             }
+        }
+        if walk.kept.is_none() && depth < DEEPEST {
+            walk.kept =
+                function.body.iter().find_map(|statement| walk.passed_on(statements, statement, depth));
+        }
+        walk
+    }
+
+    /// What a function of the same file keeps of an argument.
+    fn passed_on(&self, statements: &Statements, statement: &Statement, depth: usize) -> Option<Found> {
+        if !self.carries(statement, &statement.text) || statement.text.starts_with("def ") {
+            return None;
+        }
+        calls(&statement.text).find_map(|(name, arguments)| {
+            let arguments = parts(arguments, ',');
+            if !arguments.iter().any(|it| self.names.iter().any(|name| carries(it, name))) {
+                return None;
+            }
+            let function = statements.function_named(name)?;
+            let positional = function.parameters().filter(|it| *it != "self" && *it != "cls");
+            let mut names = BTreeSet::new();
+            for (argument, parameter) in arguments.iter().zip(positional) {
+                // `f(x=value)`
+                let (parameter, argument) = match assigned(argument) {
+                    Some((keyword, "=", value)) => (keyword, value),
+                    _ => (parameter, *argument),
+                };
+                if self.names.iter().any(|name| carries(argument, name)) {
+                    names.insert(parameter.to_owned());
+                }
+            }
+            if names.is_empty() {
+                return None;
+            }
+            let walk = Walk::of(statements, Start::Names(names), &function, depth + 1);
+            walk.kept.or(walk.attribute.filter(|it| it.how == How::Carried))
+        })
+    }
+
+    /// Of the statement that asked for the memory, all that it computes is the value.
+    fn carries(&self, statement: &Statement, part: &str) -> bool {
+        if self.own.is_some_and(|own| std::ptr::eq(own, statement)) {
+            return !leaves_all(part);
+        }
+        self.names.iter().any(|name| carries(part, name))
+    }
+
+    fn put(&mut self, container: &str, found: Found) {
+        let root = container.split(['.', '[']).next().unwrap_or_default().trim();
+        if self.made.contains(root) {
+            self.names.insert(root.to_owned());
+            self.local.get_or_insert(found);
+        } else {
+            self.kept = Some(found);
         }
     }
 
-    fn visit(
-        &mut self,
-        statement: &Statement,
-        names: &mut BTreeSet<String>,
-        carries: &mut dyn FnMut(&Statement, &str, &BTreeSet<String>) -> bool,
-    ) {
+    fn visit(&mut self, statement: &Statement) {
         if self.kept.is_some() {
             return;
         }
         let text = statement.text.as_str();
         for keyword in ["return", "yield"] {
             if let Some(value) = text.strip_prefix(keyword).filter(|rest| !rest.starts_with(is_word)) {
-                self.returns |= carries(statement, value, names);
+                self.returns |= self.carries(statement, value);
                 return;
             }
         }
-        if let Some(value) = added(text).filter(|value| carries(statement, value, names)) {
-            self.kept = Some(Found::at(statement, How::Added, value));
-            return;
-        }
-        if let Some((targets, value)) = text.strip_prefix("for ").and_then(|rest| rest.split_once(" in ")) {
-            if carries(statement, value, names) {
-                names.extend(words(targets).map(str::to_owned));
+        if let Some((container, argument)) = added(text) {
+            let of_call = parts(argument, ',');
+            let values: Vec<&&str> = of_call.iter().filter(|it| self.carries(statement, it)).collect();
+            if let Some(first) = values.first() {
+                let value = if values.len() == 1 { **first } else { "" };
+                self.put(container, Found::at(statement, How::Added, value));
             }
             return;
         }
-        let Some((target, operator, value)) = assigned(text) else { return };
-        if !carries(statement, value, names) {
+        if let Some((targets, value)) = text.strip_prefix("for ").and_then(|rest| rest.split_once(" in ")) {
+            if self.carries(statement, value) {
+                self.names.extend(words(targets).map(str::to_owned));
+            }
             return;
         }
-        let is_name = target.chars().all(is_word);
-        if operator == "+=" {
-            self.kept = Some(Found::at(statement, How::Total, value));
-        } else if target.ends_with(']') && !target.starts_with('[') {
-            self.kept = Some(Found::at(statement, How::Entry, value));
-        } else if is_joined(value) && carries_any(value, target) {
-            self.kept = Some(Found::at(statement, How::Joined, value));
-        } else if value.starts_with(target) && value[target.len()..].trim_start().starts_with('+') {
-            let added = value[target.len()..].trim_start().trim_start_matches('+');
-            self.kept = Some(Found::at(statement, How::Total, added));
-        } else if (value.starts_with('[') || value.starts_with('{')) && words(value).any(|it| it == "for") {
-            self.kept = Some(Found::at(statement, How::Listed, ""));
-        } else if !is_name && target.contains('.') && !target.contains(',') {
-            self.attribute.get_or_insert_with(|| Found::at(statement, How::Attribute, value));
-        } else {
-            names.extend(words(target).filter(|it| *it != "self").map(str::to_owned));
+        if text.starts_with("def ") || text.starts_with("class ") {
+            return;
         }
+        let Some((target, operator, value)) = assigned(text) else { return };
+        if !self.carries(statement, value) {
+            return;
+        }
+        self.store(statement, target, operator, value);
+    }
+
+    fn store(&mut self, statement: &Statement, target: &str, operator: &str, value: &str) {
+        let is_plain = target.chars().all(is_word);
+        let terms = parts(value, '+');
+        let added: Vec<&&str> = terms.iter().filter(|it| self.carries(statement, it)).collect();
+        let term = if added.len() == 1 { *added[0] } else { "" };
+        let refers = carries_any(value, target)
+            || value.contains(&format!("{}.get(", target.split('[').next().unwrap_or_default()));
+        let is_sum = terms.len() > 1 && refers;
+        if operator == "+=" {
+            let how = if value.starts_with('[') { How::Added } else { How::Total };
+            self.kept = Some(Found::at(statement, how, value));
+        } else if is_joined(value) && refers {
+            self.kept = Some(Found::at(statement, How::Joined, value));
+        } else if is_sum && !terms.iter().any(|it| it.contains('*')) {
+            self.kept = Some(Found::at(statement, How::Total, term));
+        } else if is_sum {
+            // A running mean: each value has a graph that refers to the one before. The term without the mean itself is the new value.
+            let new = added.iter().find(|it| !carries_any(it, target)).map_or("", |it| self.named_in(it));
+            self.kept = Some(Found::at(statement, How::Carried, new));
+        } else if target.ends_with(']') && !target.starts_with('[') {
+            self.put(target, Found::at(statement, How::Entry, value));
+        } else if (value.starts_with('[') || value.starts_with('{')) && words(value).any(|it| it == "for") {
+            self.local.get_or_insert_with(|| Found::at(statement, How::Listed, ""));
+            self.names.extend(words(target).map(str::to_owned));
+        } else if !is_plain && target.contains('.') && !target.contains(',') {
+            let how = if refers { How::Carried } else { How::Attribute };
+            self.attribute.get_or_insert_with(|| Found::at(statement, how, value));
+        } else {
+            let targets: Vec<&str> = words(target).filter(|it| *it != "self" && *it != "_").collect();
+            // `out, state = model(x, state)`
+            let is_carried = targets.iter().any(|it| arguments_have(value, it));
+            if is_carried && self.attribute.is_none() {
+                self.attribute = Some(Found::at(statement, How::Carried, ""));
+            }
+            self.names.extend(targets.into_iter().map(str::to_owned));
+        }
+    }
+
+    /// The first name of the value in an expression.
+    fn named_in<'t>(&self, expression: &'t str) -> &'t str {
+        words(expression).find(|word| self.names.contains(*word)).unwrap_or("")
     }
 }
 
@@ -248,13 +417,62 @@ fn carries_any(expression: &str, name: &str) -> bool {
     })
 }
 
-/// What is put into a container: the argument of a method that adds, where the statement is its call.
-fn added(text: &str) -> Option<&str> {
+/// A container and what is put into it: the arguments of a method that adds, where the statement is its call.
+fn added(text: &str) -> Option<(&str, &str)> {
     let open = text.find('(').filter(|_| text.ends_with(')'))?;
     let (container, method) = text[..open].rsplit_once('.')?;
     let is_plain = container.chars().all(|c| is_word(c) || ".[]\"' ".contains(c));
     let argument = text[open + 1..text.len() - 1].trim();
-    (ADDS.contains(&method) && is_plain && !argument.is_empty()).then_some(argument)
+    (ADDS.contains(&method) && is_plain && !argument.is_empty()).then_some((container, argument))
+}
+
+/// Calls in a statement: the last part of the function's name, and its arguments.
+fn calls(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.match_indices('(').filter_map(|(at, _)| {
+        let name = text[..at].rsplit(|c| !is_word(c)).next().filter(|name| !name.is_empty())?;
+        let end = closing(&text[at..])?;
+        Some((name, &text[at + 1..at + end - 1]))
+    })
+}
+
+/// Whether a name is an argument of a call in an expression.
+fn arguments_have(value: &str, name: &str) -> bool {
+    calls(value).any(|(_, arguments)| parts(arguments, ',').iter().any(|it| it.trim() == name))
+}
+
+/// An expression at its outermost commas, or another sign.
+fn parts(expression: &str, sign: char) -> Vec<&str> {
+    let (mut depth, mut from, mut found) = (0_i32, 0, vec![]);
+    for (at, c) in expression.char_indices() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth -= 1,
+            _ if c == sign && depth == 0 => {
+                found.push(expression[from..at].trim());
+                from = at + c.len_utf8();
+            }
+            _ => {}
+        }
+    }
+    found.push(expression[from..].trim());
+    found.retain(|part| !part.is_empty());
+    found
+}
+
+/// Whether an expression is a name with attributes, calls and subscripts, to which a method can be added.
+fn is_chain(expression: &str) -> bool {
+    let mut rest = expression.trim_start_matches(is_word);
+    while !rest.is_empty() {
+        if let Some(attribute) = rest.strip_prefix('.') {
+            rest = attribute.trim_start_matches(is_word);
+        } else if rest.starts_with(['(', '[']) {
+            let Some(end) = closing(rest) else { return false };
+            rest = &rest[end..];
+        } else {
+            return false;
+        }
+    }
+    true
 }
 
 /// Target, operator and value of an assignment.
@@ -410,8 +628,46 @@ mod tests {
             ("ls = [f(x) for x in xs]  # here\n", How::Listed, 1),
             ("@lru_cache(maxsize=None)\ndef table(n):\n    return f(n)  # here\n", How::Memoized, 1),
             ("def g(self, x):\n    self.last = f(x)  # here\n", How::Attribute, 2),
+            ("for k in s:\n    l = f(x)  # here\n    sums[k] = sums.get(k, 0) + l\n", How::Total, 3),
+            ("out, state = f(x, state)  # here\nout.sum().backward()\n", How::Carried, 1),
+            ("l = f(x)  # here\nself.mean = 0.9 * self.mean + 0.1 * l\n", How::Carried, 2),
+            ("r = f(x)  # here\nall[k] += [r]\n", How::Added, 2),
         ] {
             assert_eq!(kept(text).map(|it| (it.0, it.1)), Some((how, line)), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_value_is_followed_into_methods_hooks_and_past_lists_that_a_call_makes() {
+        let method = "class M:\n    def update(self, preds, target):\n        self.preds.append(preds)\n\ndef fit():\n    out = model(x)  # here\n    metric.update(out, y)\n";
+        assert_eq!(kept(method), Some((How::Added, 3, "preds".into())));
+        let hook = "def note(module, args, out):\n    seen.append(out)\nmodel.register_forward_hook(note)\ndef step(x):\n    y = model(x)  # here\n    y.sum().backward()\n";
+        assert_eq!(kept(hook), Some((How::Added, 2, "out".into())));
+        let outer = "def forward(x):\n    outs = []\n    for t in x:\n        h = cell(t)  # here\n        outs.append(h)\n    return torch.stack(outs)\n\ndef main():\n    y = forward(x)  # here!\n    self.seen.append(y)\n";
+        assert_eq!(kept(outer).map(|it| it.1), Some(10));
+        let inner = outer.replace("    self.seen.append(y)\n", "");
+        assert_eq!(kept(&inner).map(|it| it.1), Some(5));
+    }
+
+    #[test]
+    fn what_to_write_instead_is_a_statement() {
+        for (text, instead) in [
+            ("l = f(x)  # here\nself.all.append(l)\n", "self.all.append(l.detach().cpu())"),
+            ("loss = f(x)  # here\nself.all.append((loss, y))\n", "self.all.append((loss, y).item())"),
+            ("r = f(x)  # here\nall[k] += [r]\n", "all[k] += [r.detach().cpu()]"),
+            (
+                "loss = f(x)  # here\nsums[k] = sums.get(k, 0) + loss[k]\n",
+                "sums[k] = sums.get(k, 0) + loss[k].item()",
+            ),
+            (
+                "l = f(x)  # here\nself.m = 0.9 * self.m + 0.1 * l\n",
+                "self.m = 0.9 * self.m + 0.1 * l.detach()",
+            ),
+        ] {
+            let statements = Rc::new(Statements::of(text));
+            let lines = [("f".to_owned(), "/a.py".to_owned(), 1)];
+            let found = keeper(&lines, |_| Some(statements.clone())).expect("a keeper");
+            assert_eq!(found.with_less().as_deref(), Some(instead), "{text}");
         }
     }
 }

@@ -18,8 +18,13 @@ mod follow;
 mod statements;
 
 pub(crate) use follow::{How, Keeper};
-use statements::Statements;
+use statements::{Statement, Statements};
 
+/// Around code that makes no graph.
+const WITHOUT_GRAPH: [&str; 2] = ["no_grad", "inference_mode"];
+/// What the names of functions that evaluate begin with, or a part of them.
+const EVALUATES: [&str; 9] =
+    ["eval", "valid", "test", "infer", "predict", "generate", "sample", "extract", "embed"];
 /// Longer files are not read.
 const MOST_BYTES: u64 = 4 << 20;
 
@@ -44,6 +49,46 @@ impl Sources {
     /// What keeps the memory that was requested there: `lines` are the program's own of a stack, innermost first.
     pub(crate) fn keeper(&self, lines: &[Line]) -> Option<Keeper> {
         follow::keeper(lines, |file| self.statements(file))
+    }
+
+    /// The function that evaluates a model without `torch.no_grad`, where the source says that: it is named so, or calls `eval()`, and neither
+    /// it nor what it called on the way to the request begins a backward pass. Its name, and where it is.
+    pub(crate) fn evaluated_by(&self, lines: &[Line]) -> Option<(String, String)> {
+        for (function, name, line) in lines {
+            let statements = self.statements(name)?;
+            let (_, own) = statements.function_at(*line)?;
+            let is_without = |it: &Statement| WITHOUT_GRAPH.iter().any(|word| it.text.contains(word));
+            let begins =
+                |it: &&&Statement| it.text.contains("backward(") || it.text.contains("autograd.grad(");
+            if statements.around(*line).any(is_without)
+                || own.decorators.iter().any(|it| is_without(it))
+                || own.body.iter().any(|it| it.text.contains("set_grad_enabled("))
+                || own.body.iter().find(begins).is_some()
+            {
+                return None;
+            }
+            let Some(head) = own.head else { continue };
+            let last = function.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+            let is_named = EVALUATES.iter().any(|word| last.split('_').any(|part| part.starts_with(word)));
+            let is_set = own.body.iter().any(|it| it.text.ends_with(".eval()"));
+            if is_named || is_set {
+                let place = format!("{}:{}", name.rsplit('/').next().unwrap_or_default(), head.lines.0);
+                return Some((last, place));
+            }
+        }
+        None
+    }
+
+    /// Whether a frame's statement is under `torch.no_grad` or `torch.inference_mode`.
+    pub(crate) fn is_without_graph(&self, lines: &[Line]) -> bool {
+        lines.iter().any(|(_, name, line)| {
+            self.statements(name).is_some_and(|statements| {
+                let is_without = |it: &Statement| WITHOUT_GRAPH.iter().any(|word| it.text.contains(word));
+                let own = statements.function_at(*line);
+                statements.around(*line).any(is_without)
+                    || own.is_some_and(|(_, own)| own.decorators.iter().any(|it| is_without(it)))
+            })
+        })
     }
 
     fn statements(&self, file: &str) -> Option<Rc<Statements>> {

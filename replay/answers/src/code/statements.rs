@@ -42,6 +42,45 @@ impl Statements {
         all
     }
 
+    pub(super) fn all(&self) -> impl Iterator<Item = &Statement> {
+        self.0.iter()
+    }
+
+    /// The function of a name, if there is one.
+    pub(super) fn function_named(&self, name: &str) -> Option<Function<'_>> {
+        let is_one = |it: &Statement| {
+            let head = it.text.trim_start_matches("async ").strip_prefix("def ");
+            head.and_then(|head| head.strip_prefix(name)).is_some_and(|rest| rest.starts_with('('))
+        };
+        let mut found = self.0.iter().enumerate().filter(|(_, it)| is_one(it));
+        let (at, _) = found.next()?;
+        found.next().is_none().then(|| self.function(at))
+    }
+
+    fn function(&self, head: usize) -> Function<'_> {
+        let indent = self.0[head].indent;
+        let body = self.0[head + 1..].iter().take_while(|it| it.indent > indent).collect();
+        let above = self.0[..head].iter().rev();
+        let decorators = above.take_while(|it| it.indent == indent && it.text.starts_with('@')).collect();
+        Function { head: Some(&self.0[head]), body, decorators }
+    }
+
+    /// The statements that a line's own is inside of, innermost first, up to its function's `def` or the module's.
+    pub(super) fn around(&self, line: u32) -> impl Iterator<Item = &Statement> {
+        let at = self.0.iter().position(|it| it.lines.0 <= line && line <= it.lines.1).unwrap_or(0);
+        let mut least = self.0.get(at).map_or(0, |own| own.indent);
+        let mut is_over = false;
+        let above = self.0[..at].iter().rev();
+        above.filter(move |it| {
+            let is_around = !is_over && it.indent < least;
+            if is_around {
+                least = it.indent;
+                is_over = is_function(&it.text);
+            }
+            is_around
+        })
+    }
+
     /// The statement that a line is part of, and the function around it, with its decorators.
     pub(super) fn function_at(&self, line: u32) -> Option<(&Statement, Function<'_>)> {
         let at = self.0.iter().position(|it| it.lines.0 <= line && line <= it.lines.1)?;
@@ -70,20 +109,45 @@ impl Statements {
                 }
                 !is_inside
             });
-            return Some((own, Function { body: body.collect(), decorators: vec![] }));
+            return Some((own, Function { head: None, body: body.collect(), decorators: vec![] }));
         };
-        let indent = self.0[head].indent;
-        let body = self.0[head + 1..].iter().take_while(|it| it.indent > indent).collect();
-        let above = self.0[..head].iter().rev();
-        let decorators = above.take_while(|it| it.indent == indent && it.text.starts_with('@')).collect();
-        Some((own, Function { body, decorators }))
+        Some((own, self.function(head)))
     }
 }
 
 /// A function of the program, or what stands outside of all.
 pub(super) struct Function<'a> {
+    /// Its `def`; none outside of all.
+    pub(super) head: Option<&'a Statement>,
     pub(super) body: Vec<&'a Statement>,
     pub(super) decorators: Vec<&'a Statement>,
+}
+
+impl<'a> Function<'a> {
+    /// Names of its parameters, in order.
+    pub(super) fn parameters(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        let text = self.head.map_or("", |head| head.text.as_str());
+        let list = text.split_once('(').map_or("", |(_, rest)| rest);
+        let (mut depth, mut is_name) = (0_i32, true);
+        // Behind a name come its type and its default.
+        let names = list.split(move |c: char| {
+            match c {
+                '(' | '[' | '{' => depth += 1,
+                ')' | ']' | '}' => depth -= 1,
+                _ => {}
+            }
+            let was_name = is_name;
+            match c {
+                ',' if depth == 0 => is_name = true,
+                ':' | '=' if depth == 0 => is_name = false,
+                _ => {}
+            }
+            depth < 0 || (depth == 0 && matches!(c, ',' | ':' | '=')) || !was_name
+        });
+        names
+            .map(str::trim)
+            .filter(|name| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_'))
+    }
 }
 
 fn one_line(text: &str) -> String {
