@@ -25,7 +25,7 @@ pub(super) fn checkpoint(
     let (mut numbers, mut dropped) = (vec![], 0u64);
     let (mut again, mut forward) = (0, 0);
     let (mut of_layers, mut of_all) = (0u64, 0u64);
-    let mut is_uneven = false;
+    let (mut is_uneven, mut is_shared) = (false, false);
     let mut names: Vec<String> = vec![];
     let steps: Vec<Step> = program.steps.iter().flat_map(|step| step.micro_batches(program)).collect();
     let n_steps = steps.len();
@@ -48,6 +48,7 @@ pub(super) fn checkpoint(
                 of_each.fold((u64::MAX, 0), |(least, most), it| (it.min(least), it.max(most)));
             most / 2 > least
         });
+        is_shared |= stretches.iter().any(|stretch| shares_weights(program, &step, stretch));
         let mut first = 0;
         let own = &program.tensors[program.born_within(step.begin, step.passes[0].0 + 1)];
         // The first step waits for what is loaded once.
@@ -114,6 +115,12 @@ pub(super) fn checkpoint(
             "layers that repeat keep different amounts: it is assumed that each does what the others do",
         );
     }
+    if is_shared {
+        changes.note(
+            Sure::Guess,
+            "the layers share their weights, as the steps of a recurrent network do: if each call of a module in them is checkpointed, its inputs are kept too",
+        );
+    }
     if dropped > 0 {
         changes.note(
             Sure::Certain,
@@ -125,6 +132,17 @@ pub(super) fn checkpoint(
     program.tensors.append(&mut added);
     program.settle();
     Ok(())
+}
+
+/// Whether layers use the same weights: the gradients of all are made in the backward pass of one of them.
+fn shares_weights(program: &Program<'_>, step: &Step, stretch: &Stretch) -> bool {
+    let windows = layers::backward_of(program, step, stretch);
+    let has_gradient = |(begin, done): &(u64, u64)| {
+        let mut born = step.gradients.iter().map(|index| program.tensors[*index].born);
+        born.any(|born| *begin <= born && born <= *done)
+    };
+    let n = windows.iter().filter(|window| has_gradient(window)).count();
+    n > 0 && n * 2 < windows.len()
 }
 
 /// The layers of one stretch in one step.

@@ -235,6 +235,13 @@ impl Edits {
                     .into(),
             ));
         }
+        let is_of_graph = moves_tensors || self.lora.is_some() || self.freeze.is_some();
+        if is_of_graph && recorded.differentiates_twice() {
+            return Err(Unfit(
+                "the recorded run differentiates twice (`create_graph=True`): its backward passes keep a graph of their own, which this edit would change as well"
+                    .into(),
+            ));
+        }
         let updates_again = self.updates_again();
         if updates_again && !optimizer::is_in_order(recorded) {
             changes.note(

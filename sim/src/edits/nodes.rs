@@ -171,6 +171,11 @@ impl Nodes {
         self.classes.get(&self.frames(stack)).copied().unwrap_or(Class::Joins)
     }
 
+    /// Whether the backward pass has a node for it.
+    pub(super) fn knows(&self, stack: StackId) -> bool {
+        self.classes.contains_key(&self.frames(stack))
+    }
+
     /// Whether it looks up places of a grid, of which a trained one has a gradient as large as itself.
     pub(super) fn is_grid(&self, stack: StackId) -> bool {
         self.grids.contains(&self.frames(stack))

@@ -25,6 +25,8 @@ pub enum Precision {
     Fp32,
 }
 
+/// So many requests in a row without a node of autograd are a part of the forward pass without a graph, as a frozen encoder.
+const LEAST_WITHOUT_GRAPH: usize = 16;
 /// Below this, tensors are statistics, indices and seeds, whose format does not matter.
 const SMALL: u64 = 64 << 10;
 
@@ -82,7 +84,7 @@ pub(super) fn cast(
     if precision != Precision::Bf16 {
         changes.note(
             Sure::Range,
-            "sums and what passes on its input may be in either format: at least in 16 bits, at most in 32",
+            "sums, what passes on its input, and parts without a graph may be in either format: at least in 16 bits, at most in 32",
         );
     }
     if precision == Precision::Bf16 {
@@ -120,6 +122,22 @@ impl Casting {
         near.any(|other| other.stack == it.stack && other.bytes == it.bytes.saturating_mul(4))
     }
 
+    /// Tensors of parts of a forward pass that have no graph. Which of them are in 16 bits, no node says.
+    fn without_graph(&self, forward: &[Tensor]) -> FxHashSet<usize> {
+        let is_one = |it: &Tensor| {
+            it.phase == Phase::Forward
+                && it.freed != NEVER
+                && it.bytes >= SMALL
+                && it.purpose != Purpose::Parameter
+        };
+        let own: Vec<usize> = (0..forward.len()).filter(|index| is_one(&forward[*index])).collect();
+        let parts =
+            own.chunk_by(|a, b| self.nodes.knows(forward[*a].stack) == self.nodes.knows(forward[*b].stack));
+        let without = parts
+            .filter(|part| part.len() >= LEAST_WITHOUT_GRAPH && !self.nodes.knows(forward[part[0]].stack));
+        without.flatten().copied().collect()
+    }
+
     fn autocast(&mut self, program: &mut Program<'_>, step: &Step) {
         let products = products(program, step, &self.nodes);
         let by_output: FxHashMap<usize, Product> = products.into_iter().map(|it| (it.output, it)).collect();
@@ -138,8 +156,15 @@ impl Casting {
         let mut input: Option<usize> = None;
         let recorded: Vec<Tensor> = program.tensors[own.clone()].to_vec();
         let holds = Holds::of(program, own.clone(), start);
+        let without_graph = self.without_graph(&recorded);
         for index in own.clone() {
             let it = recorded[index - own.start];
+            if without_graph.contains(&(index - own.start)) {
+                if self.end != End::Most {
+                    program.tensors[index].bytes = it.bytes.div_ceil(2);
+                }
+                continue;
+            }
             if it.phase != Phase::Forward
                 || it.freed == NEVER
                 || it.bytes < SMALL

@@ -72,6 +72,9 @@ pub struct Understood {
     pub passes: Vec<(AllocId, AllocId)>,
 }
 
+/// A backward pass keeps this part of the peak or more for a later one, if it has a graph of its own: one in so many.
+const LEAST_OF_SECOND_GRAPH: u64 = 20;
+
 /// A tensor of the program. Moments only order events; they are not times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Tensor {
@@ -300,6 +303,27 @@ impl<'a> Program<'a> {
     /// Whether a step has several backward passes.
     pub(super) fn accumulates(&self) -> bool {
         self.steps.iter().any(|step| step.passes.len() > 1)
+    }
+
+    /// Whether a backward pass keeps for a later one of its step what is no gradient: gradients of gradients.
+    pub(super) fn differentiates_twice(&self) -> bool {
+        let most = self.peak().0;
+        let kept = |step: &Step| -> u64 {
+            let last = step.passes.last().map_or(0, |pass| pass.1);
+            let of_pass = |pass: &(u64, u64)| -> u64 {
+                let own = &self.tensors[self.born_within(pass.0, pass.1 + 1)];
+                let is_kept = |it: &&Tensor| {
+                    let is_own = it.phase == Phase::Backward
+                        && matches!(it.purpose, Purpose::Activation | Purpose::Temporary | Purpose::Other);
+                    is_own && it.freed > pass.1 + LATE && it.freed <= last + LATE
+                };
+                own.iter().filter(is_kept).map(|it| it.bytes).sum()
+            };
+            step.passes.iter().map(of_pass).sum()
+        };
+        self.steps
+            .iter()
+            .any(|step| step.passes.len() > 1 && kept(step).saturating_mul(LEAST_OF_SECOND_GRAPH) >= most)
     }
 
     pub(super) fn has_failed(&self) -> bool {
