@@ -447,3 +447,21 @@ fn who_cannot_be_given_the_library_is_told_why_and_is_left_alone() {
     assert!(line.is_some_and(|line| line.contains(" late ")), "{listed}");
     assert_eq!(program.end(), "as it was\n");
 }
+
+#[test]
+fn a_library_that_is_not_whole_is_not_brought_in() {
+    let folder = folder("cut");
+    let whole = fs::read(recorded::built().join("libgputrace.so")).expect("it was built");
+    let cut = folder.path().join("libgputrace.so");
+    for n in [20, 64, 1000, 4096, whole.len() / 3, whole.len() / 2, whole.len() - 5000, whole.len() - 1] {
+        let program = words(&folder);
+        fs::write(&cut, &whole[..n]).expect("writable");
+        let mut attacher = Command::new(recorded::built().join("gputrace"));
+        attacher.args(["attach", &program.pid()]).env("GPUTRACE_LIBRARY", &cut).current_dir(folder.path());
+        let output = attacher.output().expect("gputrace runs");
+        assert!(said(&output).contains("is not a whole library"), "{n} bytes: {}", said(&output));
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(program.left(), Vec::<String>::new());
+        assert_eq!(program.end(), "as it was\n");
+    }
+}

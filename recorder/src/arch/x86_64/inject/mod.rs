@@ -15,13 +15,14 @@
 
 mod chain;
 mod image;
+mod library;
 mod maps;
 mod threads;
 mod waits;
 
 use super::ptrace::{apart, first_code, given};
 use crate::attach::Refusal;
-use crate::opened::{self, Access, Descriptors, Expected, Links, Taken, users_of};
+use crate::opened::{self, Access, Descriptors, Expected, Taken, users_of};
 use chain::{Argument, Pieces, Step};
 use gputrace_ring::late;
 use image::Image;
@@ -30,7 +31,7 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -48,8 +49,6 @@ const ATTRIBUTES: usize = 128;
 /// Bytes of the new thread's stack. The C library keeps it for the next thread, so it is small; the loader and PyTorch's allocator,
 /// which lists its blocks on it, take some 30 KiB, and thread-local storage lies on it too.
 const STACK: u64 = 512 << 10;
-/// More than the library has.
-const MOST_LIBRARY: u64 = 256 << 20;
 /// `MFD_EXEC` (linux/memfd.h, Linux 6.3).
 const MFD_EXEC: u64 = 0x10;
 
@@ -191,14 +190,7 @@ impl Late {
             None if library.as_os_str().is_empty() => {
                 return Err(self.no("libgputrace.so is not beside gputrace, nor in ../lib: install it there, or set GPUTRACE_LIBRARY to its path"));
             }
-            None => {
-                let content = opened::read(library, Links::Followed, &trusted_library(self.pid));
-                let content = content.map_err(|why| self.no(&why.to_string()))?;
-                if !content.starts_with(b"\x7fELF") {
-                    return Err(self.no(&format!("{} is not a library", library.display())));
-                }
-                content
-            }
+            None => library::read(library, self.pid).map_err(|why| self.no(&why))?,
         };
         self.take_away_left();
         let (number, file) = self.make_file()?;
@@ -592,17 +584,6 @@ fn why_untraceable(pid: u32) -> String {
         "3" => "not allowed on this machine (kernel.yama.ptrace_scope=3): start it with LD_PRELOAD and GPUTRACE=dormant".to_owned(),
         _ => crate::attach::why_hidden(pid),
     }
-}
-
-/// The library becomes code of the process, so nobody may have chosen it but its user, who calls us, who installed us, and root. A process
-/// that may do more than its user is not the user's. And it becomes memory of the process, so its user could read it without us.
-fn trusted_library(pid: u32) -> Expected {
-    let users = opened::users_of(pid);
-    let is_plain = users.iter().all(|user| *user == users[0]) && crate::attach::capabilities(pid) == 0;
-    let mut owners = if is_plain { users.clone() } else { vec![] };
-    owners.extend([0, rustix::process::geteuid().as_raw()]);
-    owners.extend(fs::metadata("/proc/self/exe").map(|own| own.uid()));
-    Expected::regular().with_bytes(1..=MOST_LIBRARY).of(&owners).guarded().readable_by(&users)
 }
 
 /// All that is done with a library in foreign memory, without a process: how many functions it has.
