@@ -399,6 +399,7 @@ impl Late {
         let until = Instant::now() + self.patience;
         let mut patience = Duration::from_millis(20);
         loop {
+            refuse_filtered(self.pid)?;
             let maps = self.maps()?;
             let ground = Ground {
                 pid: self.pid,
@@ -410,10 +411,10 @@ impl Late {
                 // A thread that must not be interrupted again is let go by the end of the one that holds it.
                 apart(|| match ground.borrow(thread, chosen, &maps, patience) {
                     Found::Yes(borrowed) => {
-                        let (is_lent, since) = (self.lend(&borrowed, steps, text).is_some(), borrowed.since);
+                        let (is_lent, since) = (self.lend(thread, &borrowed, steps, text), borrowed.since);
                         drop(borrowed);
                         STILL.note(since);
-                        Ok(is_lent)
+                        is_lent
                     }
                     Found::NotNow => Ok(false),
                     // So the kernel says of a thread that has just ended, too (ptrace_attach: `task->exit_state`).
@@ -452,18 +453,34 @@ impl Late {
         }
     }
 
-    /// Gives the thread its calls. `None` if that was not possible, and nothing was done.
-    fn lend(&self, borrowed: &threads::Borrowed, steps: &[Step], text: &[u8]) -> Option<()> {
+    /// Gives the thread its calls; whether that was possible. If not, nothing was done.
+    fn lend(
+        &self,
+        thread: u32,
+        borrowed: &threads::Borrowed,
+        steps: &[Step],
+        text: &[u8],
+    ) -> Result<bool, Refusal> {
         let (held, registers) = (&borrowed.held, &borrowed.registers);
-        let (mask, extended) = (held.signal_mask().ok()?, held.extended_state().ok()?);
-        let chain = chain::chain(steps, text, self.pieces, registers, mask, &extended)?;
-        // The thread stands still, so its process lives: whether it is the one whose memory this is, can be known now.
-        if began(self.pid).ok()? != self.began {
-            return None;
-        }
+        let chain = || {
+            let (mask, extended) = (held.signal_mask().ok()?, held.extended_state().ok()?);
+            let chain = chain::chain(steps, text, self.pieces, registers, mask, &extended)?;
+            // The thread stands still, so its process lives: whether it is the one whose memory this is, can be known now.
+            (began(self.pid).ok()? == self.began).then_some(chain)
+        };
+        let Some(chain) = chain() else { return Ok(false) };
         // Below what the thread uses, and nobody else's.
-        self.memory.write_all_at(&chain.bytes, chain.at).ok()?;
-        held.set_registers(&chain::begin(&chain, self.pieces, registers)).ok()
+        let path = format!("/proc/{}/task/{thread}/mem", self.pid);
+        let own = OpenOptions::new().read(true).write(true).open(path);
+        if own.and_then(|own| own.write_all_at(&chain.bytes, chain.at)).is_err() {
+            return Ok(false);
+        }
+        // What is known of the process was read from the memory that it had at first. If it has executed another program since, maybe one
+        // with other rights, that memory may live on in a process that shared it; the calls would lead to anywhere in the new one.
+        if image::bytes(&self.memory, chain.at, chain.bytes.len()).as_ref() != Some(&chain.bytes) {
+            return Err(self.no("it has executed another program meanwhile: try again"));
+        }
+        Ok(held.set_registers(&chain::begin(&chain, self.pieces, registers)).is_ok())
     }
 
     fn maps(&self) -> Result<Maps, Refusal> {
@@ -558,9 +575,7 @@ fn refuse_by_status(pid: u32) -> Result<(), Refusal> {
             field("TracerPid:")
         ));
     }
-    if !matches!(field("Seccomp:"), "" | "0") {
-        return no("it is under a seccomp filter (as in most containers), where the library disables itself: start the container with --security-opt seccomp=unconfined".to_owned());
-    }
+    refuse_filtered(pid)?;
     if field("x86_Thread_features:").contains("shstk") {
         return no("it has a shadow stack (glibc.cpu.x86_shstk): start it with LD_PRELOAD".to_owned());
     }
@@ -568,6 +583,15 @@ fn refuse_by_status(pid: u32) -> Result<(), Refusal> {
         return no("it is between vfork and exec: try again".to_owned());
     }
     Ok(())
+}
+
+/// A filter may end the process for what a borrowed thread is given to do. Threads may have filters of their own.
+fn refuse_filtered(pid: u32) -> Result<(), Refusal> {
+    if !threads::listed(pid).into_iter().any(|thread| threads::is_filtered(pid, thread)) {
+        return Ok(());
+    }
+    let why = "it is under a seccomp filter (as in most containers), where the library disables itself: start the container with --security-opt seccomp=unconfined";
+    Err(Refusal::NotLate { pid, why: why.to_owned() })
 }
 
 /// As a child does between `vfork` and `exec`: what is done to its memory would be done to its parent's.
