@@ -297,6 +297,21 @@ fn who_cannot_be_attached_to_is_told_why() {
 }
 
 #[test]
+fn a_process_that_is_recorded_since_its_start_is_listed_so() {
+    let folder = folder("since");
+    let program = Churn::start(&folder, "");
+    // Its ring had no name yet when it was mapped, and the kernel shows it without one for good.
+    let maps = fs::read_to_string(format!("/proc/{}/maps", program.pid())).expect("it lives");
+    assert!(!maps.contains(".ring"), "{maps}");
+    let listed = succeeds(&folder, &["ps"]);
+    let row = listed.lines().find(|line| line.split_whitespace().next() == Some(&program.pid()));
+    assert!(row.is_some_and(|row| row.contains("it has been recorded since its start")), "{listed}");
+    let why = refused(&folder, &["attach", &program.pid()]);
+    assert!(why.contains("it has been recorded since its start"), "{why}");
+    program.end();
+}
+
+#[test]
 fn a_picture_of_who_holds_what_leaves_nothing_running() {
     let folder = folder("snapshot");
     let program = Churn::start(&folder, "dormant");

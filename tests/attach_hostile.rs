@@ -20,10 +20,16 @@ const SECRET: &str = "root's own\n";
 /// A process of user 65534, which ends with this.
 struct Hostile(Child);
 
+const PLAIN: &[&str] = &["--reuid", "65534", "--regid", "65534", "--clear-groups"];
+
 impl Hostile {
     fn start(program: &Path, folder: &Path, arguments: &[&str]) -> Hostile {
+        Hostile::start_as(PLAIN, program, folder, arguments)
+    }
+
+    fn start_as(rights: &[&str], program: &Path, folder: &Path, arguments: &[&str]) -> Hostile {
         let mut command = Command::new("setpriv");
-        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(program).args(arguments);
+        command.args(rights).arg(program).args(arguments);
         command.env("LD_LIBRARY_PATH", folder).current_dir(folder);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("setpriv");
         let mut line = String::new();
@@ -48,7 +54,7 @@ impl Drop for Hostile {
 /// A folder in which user 65534 may run the program and make files, and root's file beside it.
 struct Ground {
     folder: Folder,
-    _outer: Folder,
+    outer: Folder,
 }
 
 impl Ground {
@@ -65,22 +71,29 @@ impl Ground {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("attach/evil.c");
         let mut compiler = Command::new("cc");
         compiler.args(["-O1", "-D_GNU_SOURCE", "-pthread", "-o"]).arg(folder.path().join("evil"));
+        // A program with more rights than its user is told no folders by its user.
+        compiler.arg(format!("-Wl,-rpath,{}", folder.path().display()));
         assert!(compiler.arg(source).arg(driver).status().expect("a compiler").success());
         fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).expect("ours");
         fs::set_permissions(outer.path(), Permissions::from_mode(0o755)).expect("ours");
-        let ground = Ground { folder, _outer: outer };
+        let ground = Ground { folder, outer };
         fs::write(ground.victim(), SECRET).expect("writable");
         fs::set_permissions(ground.victim(), Permissions::from_mode(0o600)).expect("ours");
         Some(ground)
     }
 
     fn victim(&self) -> std::path::PathBuf {
-        self._outer.path().join("victim.gtr")
+        self.outer.path().join("victim.gtr")
     }
 
     fn start(&self, mode: &str) -> Hostile {
+        self.start_as(PLAIN, mode)
+    }
+
+    fn start_as(&self, rights: &[&str], mode: &str) -> Hostile {
         let victim = self.victim();
-        Hostile::start(
+        Hostile::start_as(
+            rights,
             &self.folder.path().join("evil"),
             self.folder.path(),
             &[mode, victim.to_str().expect("text")],
@@ -88,8 +101,13 @@ impl Ground {
     }
 
     fn gputrace(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        self.gputrace_with(None, arguments)
+    }
+
+    fn gputrace_with(&self, library: Option<&Path>, arguments: &[&str]) -> (Option<i32>, String) {
         let mut command = Command::new(recorded::built().join("gputrace"));
-        let output = command.args(arguments).current_dir(self._outer.path()).output().expect("it runs");
+        command.envs(library.map(|library| ("GPUTRACE_LIBRARY", library)));
+        let output = command.args(arguments).current_dir(self.outer.path()).output().expect("it runs");
         let said = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8_lossy(&said).into_owned())
     }
@@ -193,15 +211,15 @@ fn nobody_without_a_debuggers_rights_keeps_others_from_attaching() {
     drop(File::open(ground.victim()));
 }
 
-#[test]
-fn a_process_whose_memory_never_answers_keeps_no_command_from_ending() {
-    let Some(ground) = Ground::new("silent") else { return };
+/// A process whose memory never answers, and a folder that is to be removed after it; `None` where there cannot be one.
+fn silent(ground: &Ground, modes: &[&str]) -> Option<(Hostile, String)> {
     let program = ground.folder.path().join("silent");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("attach/silent.c");
     let mut compiler = Command::new("cc");
     compiler.args(["-O1", "-D_GNU_SOURCE", "-pthread", "-o"]).arg(&program).arg(source);
     assert!(compiler.status().expect("a compiler").success());
     let mut silent = Command::new(&program);
+    silent.args(modes).current_dir(ground.folder.path());
     let mut silent = silent.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
     let mut folder = String::new();
     BufReader::new(silent.stdout.take().expect("its output")).read_line(&mut folder).expect("a line");
@@ -209,13 +227,16 @@ fn a_process_whose_memory_never_answers_keeps_no_command_from_ending() {
         let status = silent.wait().expect("it ends");
         assert_eq!(status.code(), Some(77));
         skip("a process whose memory never answers", "no FUSE mount can be made here");
-        return;
+        return None;
     }
-    let silent = Hostile(silent);
-    let pid = silent.pid();
+    Some((Hostile(silent), folder))
+}
+
+/// What these commands answer, as far as they end.
+fn answers(ground: Ground, commands: &[&[&str]]) -> Vec<(Option<i32>, String)> {
     let (tells, told) = std::sync::mpsc::channel();
-    let asked = [vec!["ps"], vec!["attach", "--timeout", "0", &pid], vec!["detach", "--timeout", "0", &pid]];
-    let asked = asked.map(|words| words.into_iter().map(str::to_owned).collect::<Vec<_>>());
+    let own = |words: &&[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let asked: Vec<Vec<String>> = commands.iter().map(own).collect();
     std::thread::spawn(move || {
         for words in asked {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -223,7 +244,17 @@ fn a_process_whose_memory_never_answers_keeps_no_command_from_ending() {
             let _ = tells.send(ground.gputrace(&words));
         }
     });
-    let answers: Vec<_> = (0..3).map_while(|_| told.recv_timeout(Duration::from_secs(120)).ok()).collect();
+    commands.iter().map_while(|_| told.recv_timeout(Duration::from_secs(150)).ok()).collect()
+}
+
+#[test]
+fn a_process_whose_memory_never_answers_keeps_no_command_from_ending() {
+    let Some(ground) = Ground::new("silent") else { return };
+    let Some((silent, folder)) = silent(&ground, &[]) else { return };
+    let pid = silent.pid();
+    let asked: [&[&str]; 3] =
+        [&["ps"], &["attach", "--timeout", "0", &pid], &["detach", "--timeout", "0", &pid]];
+    let answers = answers(ground, &asked);
     let _ = fs::remove_dir(folder.trim());
     drop(silent);
     assert_eq!(answers.len(), 3, "one waits for ever: {answers:?}");
@@ -232,4 +263,90 @@ fn a_process_whose_memory_never_answers_keeps_no_command_from_ending() {
     assert!(*code == Some(0) && row.is_some_and(|row| row.contains("unanswered")), "{said}");
     let (code, said) = &answers[1];
     assert!(*code == Some(2) && said.contains("do not respond"), "{said}");
+}
+
+#[test]
+fn a_process_whose_memory_never_answers_keeps_a_snapshot_that_has_begun_from_nothing_but_its_end() {
+    let Some(ground) = Ground::new("begun") else { return };
+    let Some((silent, folder)) = silent(&ground, &["begins"]) else { return };
+    let answers = answers(ground, &[&["attach", "--snapshot", "--timeout", "2", &silent.pid()]]);
+    let _ = fs::remove_dir(folder.trim());
+    drop(silent);
+    let Some((code, said)) = answers.first() else { panic!("it waits for ever") };
+    // On a busy machine it may not answer within 2 s, and then nothing has begun.
+    let is_so = ["do not respond", "has made no visible call"].iter().any(|why| said.contains(why));
+    assert!(*code == Some(2) && is_so, "{said}");
+}
+
+#[test]
+fn a_users_link_has_no_file_of_roots_copied_into_a_process_of_theirs() {
+    let Some(ground) = Ground::new("link") else { return };
+    let library = fs::read(recorded::built().join("libgputrace.so")).expect("it was built");
+    let private = ground.outer.path().join("closed");
+    fs::create_dir(&private).expect("ours");
+    let files = [
+        (ground.outer.path().join("own"), 0o600, &library[..], "the process's user may not read it"),
+        (private.join("open"), 0o644, &library[..], "the process's user may not enter"),
+        (ground.outer.path().join("text"), 0o644, SECRET.as_bytes(), "is not a whole library"),
+    ];
+    let hostile = ground.start("early");
+    for (file, mode, content, expected) in files {
+        fs::write(&file, content).expect("ours");
+        fs::set_permissions(&file, Permissions::from_mode(mode)).expect("ours");
+        fs::set_permissions(&private, Permissions::from_mode(0o700)).expect("ours");
+        let link = ground.folder.path().join("libgputrace.so");
+        let made = Command::new("setpriv").args(PLAIN).args(["ln", "-sf"]).arg(&file).arg(&link).status();
+        assert!(made.expect("ln").success());
+        let (code, said) = ground.gputrace_with(Some(&link), &["attach", "--timeout", "5", &hostile.pid()]);
+        assert!(code == Some(2) && said.contains(expected), "{code:?} {said}");
+    }
+}
+
+#[test]
+fn a_users_library_is_no_code_of_a_process_with_more_rights() {
+    let Some(ground) = Ground::new("rights") else { return };
+    let library = ground.folder.path().join("libgputrace.so");
+    fs::copy(recorded::built().join("libgputrace.so"), &library).expect("a copy");
+    std::os::unix::fs::chown(&library, Some(65534), Some(65534)).expect("root's right");
+    // As it is after it has executed a set-user-ID program, or one with file capabilities.
+    let more: [&[&str]; 2] = [
+        &["--ruid", "65534", "--euid", "0", "--regid", "65534", "--clear-groups"],
+        &["--inh-caps", "+net_bind_service", "--ambient-caps", "+net_bind_service"],
+    ];
+    for rights in [more[0].to_vec(), [PLAIN, more[1]].concat(), PLAIN.to_vec()] {
+        let hostile = ground.start_as(&rights, "early");
+        let attach = ["attach", "--timeout", "30", "-o", "late.gtr", &hostile.pid()];
+        let (code, said) = ground.gputrace_with(Some(&library), &attach);
+        let is_refused = said.contains("it belongs to user 65534, not to");
+        assert_eq!(is_refused, rights != PLAIN, "{rights:?}: {code:?} {said}");
+    }
+}
+
+#[test]
+fn a_control_page_that_another_user_sent_to_a_process_is_not_taken_for_its_own() {
+    let Some(ground) = Ground::new("sent") else { return };
+    let receiver = ground.start("sent");
+    let pid = receiver.pid();
+    let script = "import os, socket, struct, sys\n\
+        pid = int(sys.argv[1]); page = os.memfd_create('gputrace-control', 0)\n\
+        os.fchmod(page, 0o600); os.ftruncate(page, 4096)\n\
+        os.pwrite(page, struct.pack('<8s6I', b'gputctrl', 2, pid, 0, 1, 0, 0), 0)\n\
+        to = socket.socket(socket.AF_UNIX); to.connect(f'\\0gputrace-sent-{pid}')\n\
+        socket.send_fds(to, [b'x'], [page]); assert to.recv(1) == b'x'\n";
+    let mut sender = Command::new("setpriv");
+    sender.args(["--reuid", "65533", "--regid", "65533", "--clear-groups", PYTHON, "-c", script, &pid]);
+    assert!(sender.status().expect("setpriv").success());
+    let (_, said) = ground.gputrace(&["ps"]);
+    let row = said.lines().find(|line| line.split_whitespace().next() == Some(&pid));
+    assert!(row.is_some_and(|row| row.contains(" late ")), "{said}");
+}
+
+#[test]
+fn a_trace_whose_name_leads_elsewhere_in_the_end_is_not_reported() {
+    let Some(ground) = Ground::new("moved") else { return };
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/kept-losses.gtr");
+    fs::write(ground.victim(), fs::read(golden).expect("it is there")).expect("ours");
+    let hostile = ground.start("moved");
+    let (code, said) = ground.gputrace(&["attach", "--snapshot", "--timeout", "60", &hostile.pid()]);
+    assert!(code == Some(2) && said.contains("own.gtr, which is another file here"), "{code:?} {said}");
 }

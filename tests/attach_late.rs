@@ -447,3 +447,65 @@ fn who_cannot_be_given_the_library_is_told_why_and_is_left_alone() {
     assert!(line.is_some_and(|line| line.contains(" late ")), "{listed}");
     assert_eq!(program.end(), "as it was\n");
 }
+
+/// A program of `attach/` that is linked to the driver if it calls it.
+fn linked(folder: &Folder, name: &str, word: &str) -> Program {
+    let driver = fake_cuda::library_dir().join("libcuda.so.1");
+    let options = ["-D_GNU_SOURCE", "-Wl,--as-needed", driver.to_str().expect("text"), "-ldl"];
+    let program = compile(folder, &format!("{name}.c"), name, &options);
+    Program::start(folder, Command::new(program).arg(word))
+}
+
+/// Attaches to a process of which no thread can be borrowed, and sends it SIGUSR1 meanwhile; what the attacher says of it.
+fn moved_meanwhile(folder: &Folder, program: &Program) -> Output {
+    let mut attacher = Command::new(recorded::built().join("gputrace"));
+    attacher.args(["attach", "--timeout", "5", "-o", "late.gtr", &program.pid()]).current_dir(folder.path());
+    let attacher = attacher.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gputrace runs");
+    // If it has not looked by then, it finds all as it will be: that too must harm nobody.
+    std::thread::sleep(Duration::from_secs(1));
+    let sent = Command::new("kill").args(["-USR1", &program.pid()]).status();
+    assert!(sent.expect("kill runs").success());
+    attacher.wait_with_output().expect("its end")
+}
+
+#[test]
+fn a_thread_under_a_filter_of_its_own_is_not_borrowed() {
+    let folder = folder("filtered");
+    let program = linked(&folder, "filtered", "early");
+    let why = refused(&folder, &program.pid());
+    assert!(why.contains("under a seccomp filter"), "{why}");
+    assert_eq!(program.end(), "as it was\n");
+    let program = linked(&folder, "filtered", "late");
+    let output = moved_meanwhile(&folder, &program);
+    assert!(said(&output).contains("under a seccomp filter"), "{}", said(&output));
+    assert_eq!(program.end(), "as it was\n");
+}
+
+#[test]
+fn a_process_that_becomes_another_program_meanwhile_is_given_nothing_for_the_one_that_it_was() {
+    let folder = folder("execs");
+    let program = linked(&folder, "execs", "begin");
+    let output = moved_meanwhile(&folder, &program);
+    let is_refused = ["has executed another program", "has not loaded the CUDA driver"];
+    assert!(is_refused.iter().any(|why| said(&output).contains(why)), "{}", said(&output));
+    assert_eq!((output.status.code(), program.left()), (Some(2), vec![]));
+    assert_eq!(program.end(), "as it was\n");
+}
+
+#[test]
+fn a_library_that_is_not_whole_is_not_brought_in() {
+    let folder = folder("cut");
+    let whole = fs::read(recorded::built().join("libgputrace.so")).expect("it was built");
+    let cut = folder.path().join("libgputrace.so");
+    for n in [20, 64, 1000, 4096, whole.len() / 3, whole.len() / 2, whole.len() - 5000, whole.len() - 1] {
+        let program = words(&folder);
+        fs::write(&cut, &whole[..n]).expect("writable");
+        let mut attacher = Command::new(recorded::built().join("gputrace"));
+        attacher.args(["attach", &program.pid()]).env("GPUTRACE_LIBRARY", &cut).current_dir(folder.path());
+        let output = attacher.output().expect("gputrace runs");
+        assert!(said(&output).contains("is not a whole library"), "{n} bytes: {}", said(&output));
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(program.left(), Vec::<String>::new());
+        assert_eq!(program.end(), "as it was\n");
+    }
+}

@@ -7,7 +7,7 @@
 
 use crate::card::Holder;
 use crate::gpus::Gpus;
-use crate::opened::{self, Access, Descriptors, Expected, users_of};
+use crate::opened::{self, Access, Descriptors, Expected, Identity, users_of};
 use crate::patient::{self, Answered as Asked};
 use crate::{late, process, room};
 use gputrace_ring::control::{self, Control};
@@ -223,6 +223,12 @@ impl Page {
     /// The trace that the recorder writes, where it can be seen among its descriptors.
     #[must_use]
     pub fn trace(&self) -> Option<PathBuf> {
+        self.trace_and_file().map(|(trace, _)| trace)
+    }
+
+    /// The same, and which file that is. The name is one in the recorder's own file system, and the process may give it to another file.
+    #[must_use]
+    pub fn trace_and_file(&self) -> Option<(PathBuf, Identity)> {
         let recorder = self.recorder()?;
         // The process may name any: one of other users is not its recorder.
         let users = users_of(recorder);
@@ -237,8 +243,10 @@ impl Page {
             let Ok(taken) = descriptors.take(number) else { continue };
             let expected = Expected::regular();
             let expected = if taken.is_writable() { expected } else { expected.of(&users) };
-            if taken.open(Access::Read, &expected).is_ok_and(|file| is_trace(&file, is_named_so)) {
-                return Some(target);
+            if let Ok(file) = taken.open(Access::Read, &expected)
+                && is_trace(&file, is_named_so)
+            {
+                return Some((target, Identity::of(&file).ok()?));
             }
         }
         None

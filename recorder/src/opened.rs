@@ -22,6 +22,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -250,7 +251,29 @@ pub fn opened(path: &Path, links: Links, access: Access, expected: &Expected) ->
     let no = |source: io::Error| Unexpected::System { path: path.to_owned(), source };
     let follow = if links == Links::Refused { OFlags::NOFOLLOW } else { OFlags::empty() };
     let named = open(path, OFlags::PATH | OFlags::CLOEXEC | follow, Mode::empty());
-    again(&named.map_err(|error| no(error.into()))?, path, access, expected)
+    let named = named.map_err(|error| no(error.into()))?;
+    if let Some(users) = &expected.readers
+        && let Some(what) = out_of_reach(&named, path, users)
+    {
+        return Err(Unexpected::Differs { path: path.to_owned(), what });
+    }
+    again(&named, path, access, expected)
+}
+
+/// Why a name is not taken that leads, by links, to a file in a folder which these users may not enter. They may have made the links, to have
+/// us read what they cannot. One that is named as it is called was chosen by our caller.
+fn out_of_reach(named: &OwnedFd, path: &Path, users: &[u32]) -> Option<String> {
+    let real = fs::read_link(format!("/proc/self/fd/{}", named.as_raw_fd())).ok()?;
+    if real == path || users.contains(&0) {
+        return None;
+    }
+    let is_closed = |folder: &&Path| {
+        let is_open = |data: fs::Metadata| data.mode() & libc::S_IXOTH != 0 || users.contains(&data.uid());
+        !fs::metadata(folder).is_ok_and(is_open)
+    };
+    let folder = real.ancestors().skip(1).find(is_closed)?;
+    let (real, folder) = (real.display(), folder.display());
+    Some(format!("it leads to {real}, and the process's user may not enter {folder}; to use it, name it so"))
 }
 
 /// Opens the file of a descriptor that is ours once more, if it is the expected one.

@@ -4,7 +4,7 @@
 
 use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl, opcode};
-use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -66,11 +66,14 @@ pub(crate) fn take_short_turns() {
 
 /// The kernel kills the command's process when the thread ends that starts it.
 pub fn end_with_us(command: &mut Command) {
-    let us = getpid();
+    end_with(command, getpid());
+}
+
+fn end_with(command: &mut Command, parent: Pid) {
     let end = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // We may have ended before that. In another PID namespace the child cannot know.
-        if getppid().is_some_and(|parent| parent != us) { Err(Errno::SRCH.into()) } else { Ok(()) }
+        // It may have ended before that. In another PID namespace the child cannot know.
+        if getppid().is_some_and(|now| now != parent) { Err(Errno::SRCH.into()) } else { Ok(()) }
     };
     // SAFETY: between fork and exec it makes two calls to the kernel, and allocates nothing.
     unsafe { command.pre_exec(end) };
@@ -96,4 +99,21 @@ pub fn with_standard_files_only(command: &mut Command) {
     };
     // SAFETY: between fork and exec it makes calls to the kernel, and allocates nothing.
     unsafe { command.pre_exec(close) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_whose_parent_is_gone_before_it_asks_for_its_end_begins_nothing() {
+        let mut ours = Command::new("true");
+        end_with_us(&mut ours);
+        assert!(ours.status().expect("it starts").success());
+        // A child whose parent has ended is another's: it finds one that it does not expect.
+        let mut orphan = Command::new("true");
+        end_with(&mut orphan, getppid().unwrap_or(Pid::INIT));
+        let refused = orphan.spawn().expect_err("it does not start");
+        assert_eq!(refused.raw_os_error(), Some(libc::ESRCH));
+    }
 }

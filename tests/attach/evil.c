@@ -8,7 +8,9 @@
  *   early    files of the memory file's name are there before, and lead to the victim
  *   control  descriptors that are called as the control page lead to the page of a library that sleeps, and to the victim, in turn
  *   trace    its control page names a recorder, and that is a process of another user
- *   borrowed its control page names itself as the recorder, and it has the victim open without a right to read it */
+ *   borrowed its control page names itself as the recorder, and it has the victim open without a right to read it
+ *   sent     it holds whatever another process sends it
+ *   moved    its control page answers as a library does, and the name of its trace leads to the victim once the recording is over */
 #include "../programs/api.h"
 
 #include <errno.h>
@@ -18,7 +20,10 @@
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { SPARE = 400, COPIES = 20 };
@@ -84,7 +89,7 @@ struct control {
     uint32_t version, pid, asked, state, answers, recorder;
 };
 
-static int page(uint32_t recorder)
+static struct control *page(uint32_t recorder)
 {
     struct control *control;
     int file = memfd_create("gputrace-control", 0);
@@ -96,17 +101,69 @@ static int page(uint32_t recorder)
     control->state = recorder ? 3 : 1;
     control->recorder = recorder;
     memcpy(&control->magic, "gputctrl", 8);
-    return file;
+    return control;
 }
 
 static void *turn(void *unused)
 {
-    int own = high(page(0)), numbers[COPIES];
+    int own, numbers[COPIES];
     (void)unused;
+    page(0);
+    for (own = 3; !is_called(own, "/memfd:gputrace-control"); own++) {}
+    own = high(own);
     for (int at = 0; at < COPIES; at++) numbers[at] = dup(own);
     for (unsigned round = 0;; round++) {
         for (int at = 0; at < COPIES; at++) dup3(round % 2 ? own : victim, numbers[at], O_CLOEXEC);
     }
+}
+
+static void *receive(void *listener)
+{
+    char byte, room[CMSG_SPACE(sizeof(int))];
+    struct iovec bytes = {&byte, 1};
+    struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+    int sender = accept(*(int *)listener, NULL, NULL);
+    CHECK(recvmsg(sender, &message, 0) == 1 && message.msg_controllen >= CMSG_LEN(sizeof(int)));
+    CHECK(write(sender, &byte, 1) == 1);
+    return NULL;
+}
+
+static void listens(void)
+{
+    static int listener;
+    pthread_t thread;
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    int n = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "gputrace-sent-%d", getpid());
+    listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    CHECK(!bind(listener, (void *)&name, sizeof name.sun_family + 1 + n) && !listen(listener, 1));
+    CHECK(!pthread_create(&thread, NULL, receive, &listener));
+}
+
+static void *obey(void *victims_name)
+{
+    volatile struct control *control = page(0);
+    int ends[2];
+    CHECK(!pipe(ends));
+    pid_t recorder = fork();
+    if (!recorder) {
+        char byte;
+        close(ends[1]);
+        CHECK(open("own.gtr", O_RDWR | O_CREAT | O_EXCL, 0644) >= 0);
+        (void)!read(ends[0], &byte, 1);
+        _exit(0);
+    }
+    close(ends[0]);
+    while (access("own.gtr", F_OK)) usleep(1000);
+    while (control->asked != 1) usleep(1000);
+    control->recorder = (uint32_t)recorder;
+    control->state = 3;
+    control->answers++;
+    while (control->asked != 2) usleep(1000);
+    close(ends[1]);
+    CHECK(waitpid(recorder, NULL, 0) == recorder && !unlink("own.gtr") && !symlink(victims_name, "own.gtr"));
+    control->state = 1;
+    control->answers++;
+    return NULL;
 }
 
 int main(int argc, char **argv)
@@ -133,6 +190,10 @@ int main(int argc, char **argv)
         page(1);
     } else if (!strcmp(mode, "borrowed")) {
         page((uint32_t)getpid());
+    } else if (!strcmp(mode, "sent")) {
+        listens();
+    } else if (!strcmp(mode, "moved")) {
+        CHECK(!pthread_create(&thread, NULL, obey, argv[2]));
     } else {
         CHECK(!pthread_create(&thread, NULL, exchange, NULL));
     }

@@ -1,4 +1,5 @@
-/* A process of user 65534 whose memory lies in a file system that never answers: silent. It maps files called as the driver and the C library
+/* A process of user 65534 whose memory lies in a file system that never answers: silent [MODE]. With a MODE, it has a control page that
+ * answers as a library does that was brought in, until its recording is to end. It maps files called as the driver and the C library
  * are, from a FUSE mount that root makes for it, as fusermount (set-user-ID) does for everybody. Whoever reads this memory waits in the
  * kernel, and cannot be killed before this process ends. Status 77: there can be no such mount here. */
 #include <errno.h>
@@ -81,7 +82,32 @@ static void *serve(void *unused)
     }
 }
 
-int main(void)
+/* As ring/src/control.rs lays it out. */
+struct control {
+    uint64_t magic;
+    uint32_t version, pid, asked, state, answers, recorder;
+    uint64_t known, unknown;
+    uint32_t is_late, words;
+};
+
+static void *begin(void *unused)
+{
+    int file = memfd_create("gputrace-control", 0);
+    volatile struct control *control;
+    (void)unused;
+    if (file < 0 || fchmod(file, 0600) || ftruncate(file, 4096)) exit(1);
+    control = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (control == MAP_FAILED || open("silent.gtr", O_RDWR | O_CREAT, 0644) < 0) exit(1);
+    *control = (struct control){.version = 2, .pid = (uint32_t)getpid(), .state = 1, .is_late = 1, .words = 1};
+    memcpy((void *)&control->magic, "gputctrl", 8);
+    while (control->asked != 1) usleep(1000);
+    control->recorder = (uint32_t)getpid();
+    control->state = 3;
+    control->answers++;
+    return NULL;
+}
+
+int main(int argc, char **argv)
 {
     static const char *const names[] = {"libcuda.so.1", "libc.so.6"};
     char folder[] = "/tmp/gputrace-silent.XXXXXX", options[128];
@@ -105,6 +131,8 @@ int main(void)
         /* While there is somebody to answer it. */
         close(file);
     }
+    (void)argv;
+    if (argc > 1 && pthread_create(&thread, NULL, begin, NULL)) return 1;
     /* Only here it is mounted: outside it is an empty folder, which whoever started us removes. */
     printf("%s\n", folder);
     fflush(stdout);

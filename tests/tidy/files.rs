@@ -10,13 +10,13 @@ const FILES: [(&str, usize, Writes, &str); 37] = [
     ("recorder/src/fuzzing.rs", 4, Writes::No, "the fuzzer's own file"),
     (
         "recorder/src/arch/x86_64/inject/mod.rs",
-        4,
+        5,
         Writes::Yes,
         "/proc/PID/mem, which belongs to the kernel; /proc/sys and /dev/urandom",
     ),
     (
         "recorder/src/arch/x86_64/inject/threads.rs",
-        2,
+        3,
         Writes::No,
         "short texts of the kernel's in /proc/PID/task",
     ),

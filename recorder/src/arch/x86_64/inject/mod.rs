@@ -15,13 +15,14 @@
 
 mod chain;
 mod image;
+mod library;
 mod maps;
 mod threads;
 mod waits;
 
 use super::ptrace::{apart, first_code, given};
 use crate::attach::Refusal;
-use crate::opened::{self, Access, Descriptors, Expected, Links, Taken, users_of};
+use crate::opened::{self, Access, Descriptors, Expected, Taken, users_of};
 use chain::{Argument, Pieces, Step};
 use gputrace_ring::late;
 use image::Image;
@@ -30,7 +31,7 @@ use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -48,8 +49,6 @@ const ATTRIBUTES: usize = 128;
 /// Bytes of the new thread's stack. The C library keeps it for the next thread, so it is small; the loader and PyTorch's allocator,
 /// which lists its blocks on it, take some 30 KiB, and thread-local storage lies on it too.
 const STACK: u64 = 512 << 10;
-/// More than the library has.
-const MOST_LIBRARY: u64 = 256 << 20;
 /// `MFD_EXEC` (linux/memfd.h, Linux 6.3).
 const MFD_EXEC: u64 = 0x10;
 
@@ -191,14 +190,7 @@ impl Late {
             None if library.as_os_str().is_empty() => {
                 return Err(self.no("libgputrace.so is not beside gputrace, nor in ../lib: install it there, or set GPUTRACE_LIBRARY to its path"));
             }
-            None => {
-                let content = opened::read(library, Links::Followed, &trusted_library(self.pid));
-                let content = content.map_err(|why| self.no(&why.to_string()))?;
-                if !content.starts_with(b"\x7fELF") {
-                    return Err(self.no(&format!("{} is not a library", library.display())));
-                }
-                content
-            }
+            None => library::read(library, self.pid).map_err(|why| self.no(&why))?,
         };
         self.take_away_left();
         let (number, file) = self.make_file()?;
@@ -407,6 +399,7 @@ impl Late {
         let until = Instant::now() + self.patience;
         let mut patience = Duration::from_millis(20);
         loop {
+            refuse_filtered(self.pid)?;
             let maps = self.maps()?;
             let ground = Ground {
                 pid: self.pid,
@@ -418,10 +411,10 @@ impl Late {
                 // A thread that must not be interrupted again is let go by the end of the one that holds it.
                 apart(|| match ground.borrow(thread, chosen, &maps, patience) {
                     Found::Yes(borrowed) => {
-                        let (is_lent, since) = (self.lend(&borrowed, steps, text).is_some(), borrowed.since);
+                        let (is_lent, since) = (self.lend(thread, &borrowed, steps, text), borrowed.since);
                         drop(borrowed);
                         STILL.note(since);
-                        Ok(is_lent)
+                        is_lent
                     }
                     Found::NotNow => Ok(false),
                     // So the kernel says of a thread that has just ended, too (ptrace_attach: `task->exit_state`).
@@ -460,18 +453,34 @@ impl Late {
         }
     }
 
-    /// Gives the thread its calls. `None` if that was not possible, and nothing was done.
-    fn lend(&self, borrowed: &threads::Borrowed, steps: &[Step], text: &[u8]) -> Option<()> {
+    /// Gives the thread its calls; whether that was possible. If not, nothing was done.
+    fn lend(
+        &self,
+        thread: u32,
+        borrowed: &threads::Borrowed,
+        steps: &[Step],
+        text: &[u8],
+    ) -> Result<bool, Refusal> {
         let (held, registers) = (&borrowed.held, &borrowed.registers);
-        let (mask, extended) = (held.signal_mask().ok()?, held.extended_state().ok()?);
-        let chain = chain::chain(steps, text, self.pieces, registers, mask, &extended)?;
-        // The thread stands still, so its process lives: whether it is the one whose memory this is, can be known now.
-        if began(self.pid).ok()? != self.began {
-            return None;
-        }
+        let chain = || {
+            let (mask, extended) = (held.signal_mask().ok()?, held.extended_state().ok()?);
+            let chain = chain::chain(steps, text, self.pieces, registers, mask, &extended)?;
+            // The thread stands still, so its process lives: whether it is the one whose memory this is, can be known now.
+            (began(self.pid).ok()? == self.began).then_some(chain)
+        };
+        let Some(chain) = chain() else { return Ok(false) };
         // Below what the thread uses, and nobody else's.
-        self.memory.write_all_at(&chain.bytes, chain.at).ok()?;
-        held.set_registers(&chain::begin(&chain, self.pieces, registers)).ok()
+        let path = format!("/proc/{}/task/{thread}/mem", self.pid);
+        let own = OpenOptions::new().read(true).write(true).open(path);
+        if own.and_then(|own| own.write_all_at(&chain.bytes, chain.at)).is_err() {
+            return Ok(false);
+        }
+        // What is known of the process was read from the memory that it had at first. If it has executed another program since, maybe one
+        // with other rights, that memory may live on in a process that shared it; the calls would lead to anywhere in the new one.
+        if image::bytes(&self.memory, chain.at, chain.bytes.len()).as_ref() != Some(&chain.bytes) {
+            return Err(self.no("it has executed another program meanwhile: try again"));
+        }
+        Ok(held.set_registers(&chain::begin(&chain, self.pieces, registers)).is_ok())
     }
 
     fn maps(&self) -> Result<Maps, Refusal> {
@@ -566,9 +575,7 @@ fn refuse_by_status(pid: u32) -> Result<(), Refusal> {
             field("TracerPid:")
         ));
     }
-    if !matches!(field("Seccomp:"), "" | "0") {
-        return no("it is under a seccomp filter (as in most containers), where the library disables itself: start the container with --security-opt seccomp=unconfined".to_owned());
-    }
+    refuse_filtered(pid)?;
     if field("x86_Thread_features:").contains("shstk") {
         return no("it has a shadow stack (glibc.cpu.x86_shstk): start it with LD_PRELOAD".to_owned());
     }
@@ -576,6 +583,15 @@ fn refuse_by_status(pid: u32) -> Result<(), Refusal> {
         return no("it is between vfork and exec: try again".to_owned());
     }
     Ok(())
+}
+
+/// A filter may end the process for what a borrowed thread is given to do. Threads may have filters of their own.
+fn refuse_filtered(pid: u32) -> Result<(), Refusal> {
+    if !threads::listed(pid).into_iter().any(|thread| threads::is_filtered(pid, thread)) {
+        return Ok(());
+    }
+    let why = "it is under a seccomp filter (as in most containers), where the library disables itself: start the container with --security-opt seccomp=unconfined";
+    Err(Refusal::NotLate { pid, why: why.to_owned() })
 }
 
 /// As a child does between `vfork` and `exec`: what is done to its memory would be done to its parent's.
@@ -592,17 +608,6 @@ fn why_untraceable(pid: u32) -> String {
         "3" => "not allowed on this machine (kernel.yama.ptrace_scope=3): start it with LD_PRELOAD and GPUTRACE=dormant".to_owned(),
         _ => crate::attach::why_hidden(pid),
     }
-}
-
-/// The library becomes code of the process, so nobody may have chosen it but its user, who calls us, who installed us, and root. A process
-/// that may do more than its user is not the user's. And it becomes memory of the process, so its user could read it without us.
-fn trusted_library(pid: u32) -> Expected {
-    let users = opened::users_of(pid);
-    let is_plain = users.iter().all(|user| *user == users[0]) && crate::attach::capabilities(pid) == 0;
-    let mut owners = if is_plain { users.clone() } else { vec![] };
-    owners.extend([0, rustix::process::geteuid().as_raw()]);
-    owners.extend(fs::metadata("/proc/self/exe").map(|own| own.uid()));
-    Expected::regular().with_bytes(1..=MOST_LIBRARY).of(&owners).guarded().readable_by(&users)
 }
 
 /// All that is done with a library in foreign memory, without a process: how many functions it has.

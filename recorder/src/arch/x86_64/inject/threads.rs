@@ -270,7 +270,7 @@ impl Ground<'_> {
         };
         let since = Instant::now();
         // Its number may be another process's by now; from here on it stays whose it is.
-        if !fs::exists(format!("/proc/{}/task/{thread}", self.pid)).unwrap_or(false) {
+        if !is_thread_of(self.pid, thread) {
             held.leave();
             return Found::NotNow;
         }
@@ -357,6 +357,10 @@ impl Ground<'_> {
         if !is_call || is_forbidden(code) || !stack.is_writable() || has_signals(self.pid, thread) {
             return false;
         }
+        // It may have come since the last look, and end the process for our calls.
+        if is_filtered(self.pid, thread) {
+            return false;
+        }
         if !self.has_room(thread, registers, stack) {
             return false;
         }
@@ -430,6 +434,17 @@ fn is_of(map: &Map, names: &[&str]) -> bool {
     names.iter().any(|it| name.starts_with(it))
 }
 
+/// Whether a thread is one of this process.
+fn is_thread_of(pid: u32, thread: u32) -> bool {
+    fs::exists(format!("/proc/{pid}/task/{thread}")).unwrap_or(false)
+}
+
+/// Whether a thread is under a filter of system calls (seccomp(2)).
+pub(super) fn is_filtered(pid: u32, thread: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix("Seccomp:")).is_some_and(|mode| mode.trim() != "0")
+}
+
 /// Whether a signal waits to be taken. In doubt one does.
 fn has_signals(pid: u32, thread: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).unwrap_or_default();
@@ -440,5 +455,38 @@ fn has_signals(pid: u32, thread: u32) -> bool {
     match (set("SigPnd:"), set("ShdPnd:"), set("SigBlk:")) {
         (Some(own), Some(shared), Some(blocked)) => (own | shared) & !blocked != 0,
         _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::ptrace::apart;
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_thread_whose_number_is_another_processs_by_now_is_not_interrupted() {
+        let mut other = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("cat");
+        let thread = other.id();
+        let sleep = || Sleep::of(thread, thread).expect("it lives");
+        while Call::of(thread, thread).is_none_or(|call| call.number != libc::SYS_read) || !sleep().is_asleep
+        {
+            std::thread::yield_now();
+        }
+        let before = sleep();
+        let pid = std::process::id();
+        let memory = File::open("/proc/self/mem").expect("our own");
+        let maps = Maps::of(pid).expect("our own");
+        let c_library = maps.base("libc.so.6").and_then(|base| Image::read(&memory, base));
+        let c_library = c_library.expect("this program's");
+        let ground =
+            Ground { pid, memory: &memory, c_library: &c_library, pieces: Pieces { restore: 0, call: 0 } };
+        // As it is chosen while it is one of the process's, and runs.
+        let chosen = Chosen { effect: None, until: None };
+        let borrowed = || matches!(ground.borrow(thread, chosen, &maps, Duration::ZERO), Found::NotNow);
+        assert!(apart(borrowed).expect("a thread"));
+        // One that was stopped would have begun to wait once more.
+        assert_eq!(sleep(), before);
+        other.kill().and_then(|()| other.wait()).expect("its end");
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::{ArgMatches, Args, ValueEnum};
 use gputrace_recorder::attach::{Answered, Page, Refusal, Seen, processes};
 use gputrace_recorder::left::Left;
+use gputrace_recorder::opened::{Access, Expected, Identity, Links, opened};
 use gputrace_recorder::{late, variables};
 use gputrace_schemas::printable::{Screen, printable};
 use gputrace_schemas::reader::Trace;
@@ -156,7 +157,7 @@ fn begun(args: &AttachArgs, out: &mut Screen, progress: &Progress) -> anyhow::Re
         Err(refusal) => return Ok(refused(&refusal)),
     };
     let (known, unknown) = page.counts();
-    let Some(trace) = named(&page, patience) else {
+    let Some((trace, file)) = named(&page, patience) else {
         // Nothing is half done: a process whose events nobody reads sleeps.
         let is_asleep = late::sleep(&page, pid, &library, patience);
         let now = if matches!(is_asleep, Ok(Answered::Yes)) {
@@ -175,6 +176,13 @@ fn begun(args: &AttachArgs, out: &mut Screen, progress: &Progress) -> anyhow::Re
         return match end(pid, patience)? {
             Ok(_) => {
                 progress.has_looked();
+                if !is_here(&trace, file) {
+                    let trace = printable(&trace.display().to_string()).into_owned();
+                    complain!(
+                        "process {pid} was recorded to {trace}, which is another file here: its trace was moved, or is in its container"
+                    );
+                    return Ok(ExitCode::from(CANNOT_KNOW));
+                }
                 super::report::of_the_end(&trace, out)
             }
             Err(unable) => Ok(unable),
@@ -214,12 +222,18 @@ fn ended(args: &DetachArgs, out: &mut Screen) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Whether a trace's name leads to its file: a process can give the name to any other, also to one that only our caller may read, or have a
+/// file system of its own.
+fn is_here(trace: &Path, file: Identity) -> bool {
+    opened(trace, Links::Followed, Access::Read, &Expected::regular().that_is(file)).is_ok()
+}
+
 /// The trace, once its recorder has begun it; `None` if it never does.
-fn named(page: &Page, patience: Duration) -> Option<PathBuf> {
+fn named(page: &Page, patience: Duration) -> Option<(PathBuf, Identity)> {
     let until = Instant::now() + NAMING.max(patience);
     loop {
         let is_gone = !page.recorder().is_some_and(lives);
-        let trace = page.trace();
+        let trace = page.trace_and_file();
         if trace.is_some() || is_gone || Instant::now() >= until {
             return trace;
         }
@@ -233,7 +247,7 @@ fn end(pid: u32, patience: Duration) -> anyhow::Result<Result<PathBuf, ExitCode>
     // Without it only a library that is there can be asked.
     let library = super::record::library().unwrap_or_default();
     let asked = Page::find(pid).and_then(|page| {
-        let found = (page.trace(), page.ring(), page.recorder().filter(|it| lives(*it)));
+        let found = (page.trace_and_file(), page.ring(), page.recorder().filter(|it| lives(*it)));
         let answered = late::sleep(&page, pid, &library, patience)?;
         if answered == Answered::Yes {
             page.tidy(patience.min(TIDYING));
@@ -256,14 +270,15 @@ fn end(pid: u32, patience: Duration) -> anyhow::Result<Result<PathBuf, ExitCode>
     while lives(recorder) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let trace = trace.unwrap_or_else(|| "its trace".into());
+    let (trace, file) = trace.map_or_else(|| ("its trace".into(), None), |(trace, file)| (trace, Some(file)));
     if lives(recorder) {
         let trace = printable(&trace.display().to_string()).into_owned();
         complain!("process {pid} is no longer recorded; {trace} is still being written");
         return Ok(Err(ExitCode::from(CANNOT_KNOW)));
     }
     // One that cannot be read from here, as that of another container, is not known to lack its end.
-    if Trace::open(&trace).is_ok_and(|trace| !trace.is_complete()) {
+    let is_here = file.is_some_and(|file| is_here(&trace, file));
+    if is_here && Trace::open(&trace).is_ok_and(|trace| !trace.is_complete()) {
         return left("ended before its trace did");
     }
     Ok(Ok(trace))
