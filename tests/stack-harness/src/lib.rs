@@ -6,6 +6,9 @@
 #[path = "../../../shim/src/arch/mod.rs"]
 #[allow(dead_code, unused_imports, unused_macros, reason = "the shim uses what the harness does not")]
 mod arch;
+#[path = "../../../shim/src/asked.rs"]
+#[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
+mod asked;
 #[path = "../../../shim/src/elf.rs"]
 #[allow(dead_code, unused_imports, reason = "the shim uses what the harness does not")]
 mod elf;
