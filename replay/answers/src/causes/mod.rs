@@ -93,6 +93,7 @@ pub const CAUSES: &[Cause] = &[
     taken_in_advance::FILLED,
     uneven_devices::CAUSE,
     unused_gradients::CAUSE,
+    unused_gradients::KEPT,
     upcast_logits::CAUSE,
     weights_beyond_card::CAUSE,
     whole_result::CAUSE,
