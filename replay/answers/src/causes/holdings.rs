@@ -156,11 +156,11 @@ const REMEDIES: &[Remedy] = &[
         is: |facts, _, it| facts.growing().is_empty() && !it.signs.has(Sign::NoGrad),
         what: |it| {
             format!(
-                "activations and inputs that a loop's graph holds until the loop ends ({} blocks), though no backward pass needs them",
+                "activations and inputs that a loop's graph holds ({} blocks), though no backward pass needs them",
                 count(it.blocks)
             )
         },
-        sure: "likely: each iteration left several blocks of the model, and no backward pass began before they were freed",
+        sure: "likely: each iteration left several blocks of the model, and no backward pass used or freed any of them",
         fix: "run the loop under `torch.no_grad()` or `torch.inference_mode()`, or store `.item()` or `.detach().cpu()` of losses and outputs",
     },
     Remedy {

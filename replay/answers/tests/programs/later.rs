@@ -78,6 +78,28 @@ pub(crate) const ILL: &[Ill] = &[
         },
     },
     Ill {
+        name: "features_with_their_graph",
+        thread: "https://github.com/huggingface/transformers/issues/24315",
+        truth: "a list keeps the outputs of a frozen encoder with their graph, and only a head is trained on them",
+        causes: GRAPH,
+        lines: &["encoder.py:1"],
+        scene: |job| {
+            let encoder = job.net("/job/encoder.py", MAKE, &sizes(1), 3 * MIB);
+            let mut kept = vec![];
+            for _ in 0..10 {
+                let batch = job.put(MIB, "extract@/job/run.py:33,main@/job/run.py:55");
+                kept.extend(job.forward(&encoder, "extract@/job/run.py:34,main@/job/run.py:55"));
+                job.free(batch);
+            }
+            let features = job.put(30 * MIB, "extract@/job/run.py:38,main@/job/run.py:55");
+            let mut head =
+                job.net("/job/head.py", "fit@/job/run.py:42,main@/job/run.py:57", &[MIB, MIB], MIB);
+            train(job, &mut head, 12);
+            job.free(features);
+            job.free_all(&mut kept);
+        },
+    },
+    Ill {
         name: "a_request_with_gradients",
         thread: "https://github.com/serend1p1ty/SeqNet/pull/14",
         truth: "each request runs the model with gradients on, and nothing goes backward",
@@ -411,7 +433,23 @@ pub(crate) const HEALTHY: &[Healthy] = &[
             }
         },
     },
-    // Features of a frozen backbone are cached, up to a bound.
+    // One graph, and several passes through it.
+    Healthy {
+        name: "h_one_graph_for_many_passes",
+        scene: |job| {
+            let mut net = job.net("/job/net.py", MAKE, &sizes(1), 2 * MIB);
+            let at = "train@/job/train.py:30,main@/job/run.py:20";
+            let mut kept = vec![];
+            for _ in 0..4 {
+                kept.extend(job.forward(&net, at));
+            }
+            for _ in 0..6 {
+                job.backward(&mut net, vec![], at);
+                job.adam(&mut net, false, "train@/job/train.py:32,main@/job/run.py:20");
+            }
+            job.free_all(&mut kept);
+        },
+    },
     Healthy {
         name: "h_bounded_features",
         scene: |job| {
