@@ -1,6 +1,6 @@
 //! Phases, copies and other processes: what a peak was made of that is no growth, and what only looks like it.
 
-use super::job::{Block, Job, MIB, Net, inside, sizes};
+use super::job::{Block, Job, KIB, MIB, Net, inside, sizes};
 use super::{Healthy, Ill};
 
 const MAKE: &str = "main@/job/run.py:12,<module>@/job/run.py:90";
@@ -97,6 +97,24 @@ pub(crate) const ILL: &[Ill] = &[
             train(job, &mut head, 12);
             job.free(features);
             job.free_all(&mut kept);
+        },
+    },
+    Ill {
+        name: "embeddings_cached_before_the_training",
+        thread: "https://github.com/bghira/SimpleTuner/pull/243",
+        truth: "the embeddings of all captions are kept on the GPU, and each step of the training uses a few",
+        causes: &["outputs of a model kept on the GPU after their loop"],
+        lines: &["encoder.py:18"],
+        scene: |job| {
+            let encoder = job.net("/job/encoder.py", MAKE, &sizes(1), 3 * MIB);
+            let fill = "Cache.fill@/job/cache.py:33,main@/job/run.py:62";
+            for _ in 0..100 {
+                let tokens = job.put(64 * KIB, &format!("Cache.tokens@/job/cache.py:25,{fill}"));
+                job.infer(&encoder, fill);
+                job.free(tokens);
+            }
+            let mut net = job.net("/job/net.py", MAKE, &[4 * MIB, 6 * MIB], MIB);
+            train(job, &mut net, 20);
         },
     },
     Ill {
@@ -430,6 +448,28 @@ pub(crate) const HEALTHY: &[Healthy] = &[
                     job.free(out);
                 }
                 net.activation = 8 * MIB;
+            }
+        },
+    },
+    // Features of a frozen backbone are cached, up to a bound.
+    // A bank of features is collected in a loop, joined, and thinned out before it is used.
+    Healthy {
+        name: "h_memory_bank",
+        scene: |job| {
+            let net = job.net("/job/net.py", MAKE, &sizes(1), 3 * MIB);
+            let mut kept = vec![];
+            for _ in 0..40 {
+                let tokens = job.put(64 * KIB, "fit@/job/bank.py:24,main@/job/run.py:20");
+                kept.push(job.infer(&net, "fit@/job/bank.py:25,main@/job/run.py:20"));
+                job.free(tokens);
+            }
+            let all = job.put(120 * MIB, "fit@/job/bank.py:28,main@/job/run.py:20");
+            job.free_all(&mut kept);
+            job.put(12 * MIB, "fit@/job/bank.py:29,main@/job/run.py:20");
+            job.free(all);
+            for _ in 0..40 {
+                let out = job.infer(&net, "test@/job/bank.py:40,main@/job/run.py:21");
+                job.free(out);
             }
         },
     },
