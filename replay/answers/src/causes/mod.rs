@@ -39,6 +39,7 @@ mod own_setting;
 mod pinned_rounded;
 pub(crate) mod record_stream;
 mod reference_cycles;
+mod square;
 mod starved_library;
 mod stray_device;
 pub(crate) mod streams_made_anew;
@@ -85,6 +86,7 @@ pub const CAUSES: &[Cause] = &[
     pinned_rounded::CAUSE,
     record_stream::CAUSE,
     reference_cycles::CAUSE,
+    square::CAUSE,
     starved_library::CAUSE,
     stray_device::CAUSE,
     streams_made_anew::CAUSE,

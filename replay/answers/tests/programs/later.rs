@@ -118,6 +118,42 @@ pub(crate) const ILL: &[Ill] = &[
         },
     },
     Ill {
+        name: "all_pairs_by_a_broadcast",
+        thread: "https://github.com/pytorch/pytorch/issues/2225",
+        truth: "a target of shape (N,) minus a prediction of shape (N, 1) has N x N elements",
+        causes: &["a broadcast or pairwise result, quadratic in its input"],
+        lines: &["train.py:21"],
+        scene: |job| {
+            let net = job.net("/job/net.py", MAKE, &sizes(1), MIB);
+            let at = "fit@/job/train.py:39,main@/job/run.py:20";
+            let pairs = "loss@/job/train.py:21,fit@/job/train.py:40,main@/job/run.py:20";
+            let forward = |job: &mut Job, n: u64| {
+                (0..4).map(|layer| job.layer(&net, layer, n * 512, at)).collect::<Vec<Block>>()
+            };
+            for _ in 0..12 {
+                let mut kept = forward(job, 1000);
+                kept.push(job.put(4 * 1000 * 1000, pairs));
+                job.free_all(&mut kept);
+            }
+            forward(job, 8000);
+            job.out_of_memory(4 * 8000 * 8000, pairs);
+        },
+    },
+    Ill {
+        name: "one_long_utterance_among_short_ones",
+        thread: "https://github.com/k2-fsa/icefall/pull/843",
+        truth: "a batch is padded to its longest utterance; the line that fails requests little of what the batch does",
+        causes: &["an unusually large batch"],
+        lines: &["net.py:28"],
+        scene: |job| {
+            let mut net = job.net("/job/net.py", MAKE, &[KIB; 20], 2 * MIB);
+            train(job, &mut net, 10);
+            let at = "train@/job/train.py:30,<module>@/job/train.py:99";
+            (0..18).for_each(|layer| _ = job.layer(&net, layer, 30 * MIB, at));
+            job.out_of_memory(30 * MIB, &Job::line_of(&net, 18, at));
+        },
+    },
+    Ill {
         name: "a_request_with_gradients",
         thread: "https://github.com/serend1p1ty/SeqNet/pull/14",
         truth: "each request runs the model with gradients on, and nothing goes backward",
