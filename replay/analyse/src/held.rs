@@ -41,12 +41,27 @@ pub struct HeldAt {
     pub evaluated: Bytes,
     /// What the line of the request that failed then had requested before: when, and how much. The latest.
     pub requested_before: Vec<(Nanos, Bytes)>,
+    /// What all lines had requested by the request that failed then. The latest.
+    pub asked_before: Vec<Asked>,
     /// How often the line of the request that failed then requested memory before and after it.
     pub n_before: u64,
     /// After it.
     pub n_after: u64,
     /// The largest of those after it.
     pub most_after: Bytes,
+}
+
+/// A request that went well before another failed.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// When.
+    pub since: Nanos,
+    /// Its line.
+    pub site: SiteId,
+    /// How much.
+    pub requested: Bytes,
+    /// Whether it was still held when the other failed.
+    pub is_held: bool,
 }
 
 /// Memory that one line held for one purpose.
@@ -351,6 +366,17 @@ impl HeldAt {
             });
             self.requested_before =
                 of_line.take(MOST_REQUESTS).map(|life| (life.since, life.requested)).collect();
+            let of_device =
+                known.lives.list.iter().rev().filter(|life| {
+                    life.device == self.device && life.since <= self.time && !life.is_from_before
+                });
+            let asked = of_device.take(MOST_REQUESTS).map(|life| Asked {
+                since: life.since,
+                site: life.site,
+                requested: life.requested,
+                is_held: is_held(life),
+            });
+            self.asked_before = asked.collect();
             for life in known.lives.list.iter().filter(|it| it.device == self.device && it.site == error.site)
             {
                 if life.since <= self.time {

@@ -108,6 +108,8 @@ pub struct Holding {
     pub since: Nanos,
     /// What models requested, in blocks, between the first of it and the last.
     pub work_between: u64,
+    /// Blocks that models requested after the last of it, if its lines freed no block as large up to the last request of the device.
+    pub work_after: Option<u64>,
     /// Memory that it held in an earlier step when the request that failed now went well, of these the time when most was held.
     pub then: Option<Bytes>,
     /// The most that PyTorch's blocks held at any time without all that is like it; none where that was not computed.
@@ -244,12 +246,30 @@ impl<'a> Partition<'a> {
                 .get(key)
                 .map_or_else(String::new, |stacks| under(known.definitions, stacks, MOST_LINES));
         }
+        for (key, holding) in &mut all {
+            holding.work_after = self.work_after(*key, &is_held);
+        }
         let mut all: Vec<Holding> = all.into_iter().map(|(_, holding)| holding).collect();
         let recomputed = all.iter_mut().find(|it| it.purpose == Purpose::BackwardTemporaries);
         if let Some(recomputed) = recomputed {
             recomputed.called = self.checkpointed_at(known.definitions).unwrap_or_default();
         }
         all
+    }
+
+    /// Blocks that models requested after the last one of a holding that only accumulates, until the device's last request.
+    fn work_after(&self, key: Key, is_held: &impl Fn(&Life) -> bool) -> Option<u64> {
+        let own = || self.lives.list.iter().enumerate().filter(|(_, life)| life.device == self.device);
+        let last = own().map(|(_, life)| life.born).max()?;
+        let of_key = || own().filter(|(idx, _)| self.keys.get(self.of_lives[*idx] as usize) == Some(&key));
+        let until = of_key().map(|(_, life)| life.born).max()?;
+        // What an operation works in has the same stack.
+        let least = of_key().map(|(_, life)| life).filter(|life| is_held(life)).map(|life| life.requested);
+        let least = least.min()?;
+        let mut large = of_key().map(|(_, life)| life).filter(|life| life.requested >= least);
+        let stays = large.all(|life| is_held(life) && life.died > last);
+        let work = own().filter(|(idx, life)| life.born > until && self.signs[*idx].has(Sign::Forward));
+        stays.then(|| work.count() as u64)
     }
 
     /// The program's line that calls `torch.utils.checkpoint` around most.
@@ -310,6 +330,7 @@ impl Holding {
             signs,
             since: life.since,
             work_between: 0,
+            work_after: None,
             then: None,
             without: None,
         }

@@ -169,9 +169,12 @@ fn course<'a>(
     }
     // What a decorator calls is called by the line before it.
     let common = common + own.get(common..)?.iter().take_while(|line| is_wrapper(line)).count();
-    let loops = own.get(common)?;
+    // Where one line calls all of them, as `net(tokenize(x))` does, its function loops.
+    let is_of_program = |at: usize| own.get(at).is_some_and(|(_, file, _)| python_package(file).is_none());
+    let at = if is_of_program(common) { common } else { common.checked_sub(1)? };
+    let loops = own.get(at).filter(|_| is_of_program(at))?;
     // Shards of a checkpoint are loaded in a loop, too, and no model runs in between.
-    if n_work < held.len() || own[..common].iter().any(is_model) || python_package(loops.1).is_some() {
+    if n_work < held.len() || own[..common].iter().any(is_model) {
         return None;
     }
     // A ring lets its oldest go as it takes the next. Temporaries of the last turn may be of the same stack.

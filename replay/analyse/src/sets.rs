@@ -32,6 +32,10 @@ const UNTRAINED: u64 = 5;
 const LEAST_PASSES: usize = 2;
 /// Gradients without state are worth a word from so many on.
 const LEAST_GRADIENTS: u64 = 8;
+/// Smaller state than this is a number: the step.
+const LEAST_STATE: u64 = 512;
+/// As many tensors of state has a parameter at most: AMSGrad's.
+const MOST_STATE: u64 = 3;
 
 /// What of a device's weights is held for nothing.
 #[derive(Clone, Debug, Default)]
@@ -83,6 +87,8 @@ pub struct UnusedGradients {
     pub gradients: Bytes,
     /// How many.
     pub blocks: u64,
+    /// They were made once, while those with state are freed and made anew.
+    pub is_kept: bool,
     /// What the layers that they belong to hold for a backward pass, at the peak of the device.
     pub activations: Bytes,
     /// The line that requested most of these, else the gradients.
@@ -243,19 +249,22 @@ impl<'a> Maker<'a> {
         })
     }
 
-    /// How many gradients of each size a backward pass makes at most.
-    fn gradients(&self) -> BTreeMap<u64, u64> {
-        let mut most: BTreeMap<u64, u64> = BTreeMap::new();
-        let (mut in_pass, mut now): (usize, BTreeMap<u64, u64>) = Default::default();
+    /// How many gradients of each size each backward pass makes that makes any, by its number.
+    fn gradients_of_passes(&self) -> BTreeMap<usize, BTreeMap<u64, u64>> {
+        let mut made: BTreeMap<usize, BTreeMap<u64, u64>> = BTreeMap::new();
         for (_, life) in self.own().filter(|(idx, _)| self.role(*idx) == Some(Role::Gradients)) {
             let pass = self.passes.partition_point(|(start, _)| *start <= life.born);
-            if pass != in_pass {
-                (in_pass, now) = (pass, BTreeMap::new());
-            }
-            let n = now.entry(life.requested.0).or_default();
-            *n += 1;
-            let most = most.entry(life.requested.0).or_default();
-            *most = (*most).max(*n);
+            *made.entry(pass).or_default().entry(life.requested.0).or_default() += 1;
+        }
+        made
+    }
+
+    /// How many of each size a backward pass makes at most.
+    fn gradients(&self) -> BTreeMap<u64, u64> {
+        let mut most: BTreeMap<u64, u64> = BTreeMap::new();
+        for (size, n) in self.gradients_of_passes().into_values().flatten() {
+            let most = most.entry(size).or_default();
+            *most = (*most).max(n);
         }
         most
     }
@@ -303,14 +312,29 @@ impl<'a> Maker<'a> {
         })
     }
 
+    /// State of the optimizer: the large tensors. Where all are small, as those of adapters are, a factored optimizer's might be alike: then each
+    /// gradient of some pass has the same number of them.
+    fn state(&self) -> Vec<&'a Life> {
+        let of_state = self.own().filter(|(idx, _)| self.role(*idx) == Some(Role::Optimizer));
+        let all: Vec<&Life> =
+            of_state.map(|(_, life)| life).filter(|life| life.requested.0 >= LEAST_STATE).collect();
+        let large: Vec<&Life> = all.iter().copied().filter(|life| life.requested.0 >= LEAST_WEIGHT).collect();
+        if !large.is_empty() {
+            return large;
+        }
+        let mut made: BTreeMap<u64, u64> = BTreeMap::new();
+        all.iter().for_each(|life| *made.entry(life.requested.0).or_default() += 1);
+        let is_each = |pass: &BTreeMap<u64, u64>, each: u64| {
+            made.iter().all(|(size, n)| pass.get(size).is_some_and(|own| own.saturating_mul(each) == *n))
+        };
+        let mut passes = self.gradients_of_passes().into_values();
+        let is_known = passes.any(|pass| (1..=MOST_STATE).any(|each| is_each(&pass, each)));
+        if is_known { all } else { vec![] }
+    }
+
     fn unused_gradients(&self, moment: u32) -> Option<UnusedGradients> {
         let gradients = self.gradients();
-        let is_large = |life: &Life| life.requested.0 >= LEAST_WEIGHT;
-        let state: Vec<&Life> = self
-            .own()
-            .filter(|(idx, life)| self.role(*idx) == Some(Role::Optimizer) && is_large(life))
-            .map(|(_, life)| life)
-            .collect();
+        let state = self.state();
         let (with_state, made) =
             (state.iter().map(|life| life.requested.0).collect::<FxHashSet<u64>>(), state.first()?.born);
         // A pass began with the state; state in other widths or shapes says nothing about whose it is.
@@ -333,8 +357,26 @@ impl<'a> Maker<'a> {
         }
         // The forward operations of these layers, by their lines.
         let sizes: FxHashSet<u64> = unused().map(|(size, _)| *size).collect();
+        // An optimizer without state works on its gradients, too.
+        let is_of_optimizer = |(idx, life): (usize, &Life)| {
+            sizes.contains(&life.requested.0) && self.known.signs[idx].has(Sign::Optimizer)
+        };
+        if self.own().any(is_of_optimizer) {
+            return None;
+        }
+        let n_made = |is: &dyn Fn(u64) -> bool| {
+            let own = self.own().filter(|(idx, _)| self.role(*idx) == Some(Role::Gradients));
+            own.filter(|(_, life)| is(life.requested.0)).count() as u64
+        };
+        let with_state_once: u64 = with_state.iter().filter_map(|size| gradients.get(size)).sum();
+        let is_kept = n_made(&|size| sizes.contains(&size)) == blocks
+            && n_made(&|size| with_state.contains(&size)) >= with_state_once.saturating_mul(2)
+            && self.own().all(|(idx, life)| {
+                let is_unused = self.role(idx) == Some(Role::Gradients) && sizes.contains(&life.requested.0);
+                !is_unused || self.passes.last().is_some_and(|(start, _)| life.died > *start)
+            });
         let definitions = self.known.definitions;
-        let mut lines = Lines { definitions, of_stacks: FxHashMap::default() };
+        let mut lines = Lines::of(definitions);
         let mut forward: FxHashSet<u64> = FxHashSet::default();
         let mut largest: Option<&Life> = None;
         for (_, life) in self.own().filter(|(idx, life)| {
@@ -358,6 +400,7 @@ impl<'a> Maker<'a> {
         Some(UnusedGradients {
             gradients: Bytes(sum),
             blocks,
+            is_kept,
             activations: Bytes(activations),
             site,
             caller: caller_of_model(definitions, stack).unwrap_or_default(),
@@ -366,13 +409,18 @@ impl<'a> Maker<'a> {
 }
 
 /// Stacks by their lines of Python, whatever their native frames.
-struct Lines<'a> {
+pub(crate) struct Lines<'a> {
     definitions: &'a dyn Definitions,
     of_stacks: FxHashMap<StackId, Option<u64>>,
 }
 
-impl Lines<'_> {
-    fn hash(&mut self, id: StackId) -> Option<u64> {
+impl<'a> Lines<'a> {
+    pub(crate) fn of(definitions: &'a dyn Definitions) -> Lines<'a> {
+        Lines { definitions, of_stacks: FxHashMap::default() }
+    }
+
+    /// None of a stack of the backward pass, and without Python.
+    pub(crate) fn hash(&mut self, id: StackId) -> Option<u64> {
         use std::hash::{BuildHasher, BuildHasherDefault};
         let definitions = self.definitions;
         *self.of_stacks.entry(id).or_insert_with(|| {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gputrace_schemas::event::{Bytes, Event, Nanos};
 use gputrace_sim::ops::{Op, OpStream};
 use gputrace_sim::policies::torch;
+use rustc_hash::FxHashMap;
 
 use crate::caught::{self, Caught, CaughtOom};
 use crate::leaks::{GrowingSite, Leaks, Suppressions, Wanted};
@@ -19,7 +20,7 @@ use gputrace_analyse::story::Story;
 use gputrace_report::model::{Item, Mood, Section, Table, Value};
 use gputrace_report::sections::POSTMORTEM;
 use gputrace_trace::import::Requests;
-use gputrace_trace::ledger::{Ledger, PjrtOom, TorchOom, Wall, Watch};
+use gputrace_trace::ledger::{Ledger, PjrtOom, SiteId, TorchOom, Wall, Watch};
 use gputrace_trace::source::Source;
 use gputrace_trace::words::{bytes, quote};
 
@@ -38,7 +39,7 @@ pub struct Postmortem {
 }
 
 /// What a line requested in earlier turns of the work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Usual {
     /// The largest request of a turn: the median.
     pub median: Bytes,
@@ -46,6 +47,45 @@ pub struct Usual {
     pub largest: Bytes,
     /// Turns in which it requested something.
     pub turns: u64,
+    /// What the turn of the request that failed had requested and still held.
+    pub held: Bytes,
+    /// Whether the request that failed grew with the square of what its turn works on.
+    pub square: Option<Square>,
+}
+
+/// A request that is larger than in an earlier turn by the square of what other lines' requests are.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Square {
+    /// So many times what other lines requested then.
+    pub times: f64,
+    /// How many lines.
+    pub lines: u64,
+}
+
+/// What each line requested at most in one turn.
+type ByLine = FxHashMap<SiteId, Bytes>;
+
+impl Square {
+    /// Less is no different input.
+    const LEAST_TIMES: f64 = 1.5;
+    /// So many lines show how much larger the input is.
+    const LEAST_LINES: usize = 3;
+    /// Shapes are rounded a little, as by a stride.
+    const ROUNDED: f64 = 0.03;
+
+    /// Of the request of a line that failed, and what it requested in another turn. Most of the other lines whose requests differ show how much
+    /// larger the input is.
+    fn of((failed, asked): (SiteId, Bytes), now: &ByLine, then: &ByLine) -> Option<Square> {
+        let ratio = |now: Bytes, then: Bytes| now.0 as f64 / then.0.max(1) as f64;
+        let is_about = |a: f64, b: f64| (a / b - 1.0).abs() <= Square::ROUNDED;
+        let times = ratio(asked, *then.get(&failed)?).sqrt();
+        let others = now.iter().filter(|(site, _)| **site != failed);
+        let ratios = others.filter_map(|(site, now)| Some(ratio(*now, *then.get(site)?)));
+        let other: Vec<f64> = ratios.filter(|ratio| !is_about(*ratio, 1.0)).collect();
+        let lines = other.iter().filter(|ratio| is_about(**ratio, times)).count();
+        let is_known = lines >= Square::LEAST_LINES && lines * 2 > other.len();
+        (is_known && times >= Square::LEAST_TIMES).then_some(Square { times, lines: lines as u64 })
+    }
 }
 
 impl Usual {
@@ -67,10 +107,30 @@ impl Usual {
             let largest = by_turn.entry(*turn).or_default();
             *largest = (*largest).max(*size);
         }
-        let mut sizes: Vec<Bytes> = by_turn.into_values().collect();
+        let mut sizes: Vec<Bytes> = by_turn.values().copied().collect();
         sizes.sort_unstable();
         let (median, largest) = (*sizes.get(sizes.len() / 2)?, *sizes.last()?);
-        Some(Usual { median, largest, turns: sizes.len() as u64 })
+        let then = by_turn.iter().rfind(|(_, size)| **size == median).map(|(turn, _)| *turn)?;
+        let times: Vec<Nanos> = held.asked_before.iter().map(|asked| asked.since).collect();
+        let turns = rounds.turns_of(error.stack, &times)?;
+        let all = || held.asked_before.iter().zip(&turns);
+        let of_turn = |turn: usize| {
+            let mut lines = ByLine::default();
+            for (asked, _) in all().filter(|(_, of)| **of == turn) {
+                let largest = lines.entry(asked.site).or_default();
+                *largest = (*largest).max(asked.requested);
+            }
+            lines
+        };
+        let asked = error.requested.unwrap_or(error.bytes);
+        let own = all().filter(|(asked, of)| *of == now && asked.is_held);
+        Some(Usual {
+            median,
+            largest,
+            turns: by_turn.len() as u64,
+            held: Bytes(own.map(|(asked, _)| asked.requested.0).sum()),
+            square: Square::of((error.site, asked), &of_turn(*now), &of_turn(then)),
+        })
     }
 }
 

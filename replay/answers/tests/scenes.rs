@@ -451,7 +451,7 @@ fn results_that_a_decorated_function_collects_are_named_though_the_loop_has_ende
     let weights = (0..4).map(|n| block(&format!("w{n}"), 2, apply));
     let scene = weights.chain((0..40).map(collect)).chain((0..60).map(validate)).collect::<String>();
     let told = told(&scene);
-    assert!(told.contains("outputs collected on the GPU until the loop ends"), "{told}");
+    assert!(told.contains("outputs of a model kept on the GPU after their loop"), "{told}");
     assert!(told.contains("bank.py:17") && !told.contains("memory grows"), "{told}");
 }
 

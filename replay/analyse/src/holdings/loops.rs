@@ -11,6 +11,7 @@ use crate::held::{HeldAt, Sign};
 use crate::lives::{Life, NEVER};
 use crate::piles::{Course, Pile};
 use crate::roles::Role;
+use crate::sets::Lines;
 use gputrace_trace::by_stack::ByStack;
 use gputrace_trace::interned::Interned;
 use gputrace_trace::ledger::SiteId;
@@ -205,14 +206,39 @@ impl Maker<'_> {
         let gone = died[died.len() / 2];
         let n_over = passes.iter().filter(|(start, end)| born < *start && *end <= moment).count() as u64;
         let is_used = passes.iter().any(|(start, end)| *end >= moment && *start < gone);
+        // A pass frees what it needs, or is of these lines. What goes between two passes counts for the first.
+        let first_gone = died[died.len() / 8];
+        let later: Vec<&(u32, u32)> = passes.iter().filter(|(start, _)| *start > moment).collect();
+        let is_idle = |pair: &&[&(u32, u32)]| pair[1].0 < first_gone;
+        let is_passed_by = later.windows(2).filter(is_idle).count() as u64 >= LEAST_TURNS
+            && !self.has_pass_of(&by_stack, moment);
         let purpose = match (n_over, is_used) {
             (LEAST_TURNS.., _) => Purpose::GraphRetained,
+            _ if is_passed_by => Purpose::GraphUnused,
             (_, false) if gone != NEVER || passes.is_empty() => Purpose::GraphUnused,
             _ => Purpose::GraphOfLoop,
         };
         let of_graphs = by_stack.values_mut().filter(|it| **it == Purpose::GraphOfLoop);
         of_graphs.for_each(|it| *it = purpose);
         by_stack
+    }
+}
+
+impl Maker<'_> {
+    /// Whether a backward pass after a moment undoes an operation of a loop's graph, or the trace has no stack of any that it undoes.
+    fn has_pass_of(&self, by_stack: &FxHashMap<StackId, Purpose>, moment: u32) -> bool {
+        let definitions = self.known.definitions;
+        let mut lines = Lines::of(definitions);
+        let graph = by_stack.iter().filter(|(_, purpose)| **purpose == Purpose::GraphOfLoop);
+        let graph: FxHashSet<u64> = graph.filter_map(|(stack, _)| lines.hash(*stack)).collect();
+        let is_of_backward =
+            |(idx, life): &(usize, &Life)| life.born > moment && self.signs[*idx].has(Sign::Backward);
+        let undone = self.own().filter(is_of_backward).filter_map(|(_, life)| {
+            let backward = definitions.stack(life.stack).and_then(|stack| stack.backward.as_ref())?;
+            lines.hash(backward.forward)
+        });
+        let undone: FxHashSet<u64> = undone.collect();
+        undone.is_empty() || !undone.is_disjoint(&graph)
     }
 }
 

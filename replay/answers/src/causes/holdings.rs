@@ -25,6 +25,8 @@ const LEAST_SAVED: u64 = 20;
 const MUCH: (u64, u64) = (2, 5);
 /// Fewer results are a program's own few.
 const LEAST_RESULTS: u64 = 8;
+/// So many outputs, and so many requests of models after them, are a cache that was filled before the work.
+const MANY_RESULTS: u64 = 16;
 /// Layers have as many blocks of one line at least.
 const LEAST_LAYERS: u64 = 4;
 /// Less memory than this needs no line.
@@ -158,11 +160,11 @@ const REMEDIES: &[Remedy] = &[
         is: |facts, _, it| facts.growing().is_empty() && !it.signs.has(Sign::NoGrad),
         what: |it| {
             format!(
-                "activations and inputs that a loop's graph holds until the loop ends ({} blocks), though no backward pass needs them",
+                "activations and inputs that a loop's graph holds ({} blocks), though no backward pass needs them",
                 count(it.blocks)
             )
         },
-        sure: "likely: each iteration left several blocks of the model, and no backward pass began before they were freed",
+        sure: "likely: each iteration left several blocks of the model, and no backward pass used or freed any of them",
         fix: "run the loop under `torch.no_grad()` or `torch.inference_mode()`, or store `.item()` or `.detach().cpu()` of losses and outputs",
     },
     Remedy {
@@ -240,6 +242,31 @@ const REMEDIES: &[Remedy] = &[
         },
         sure: "certain: DistributedDataParallel's own code allocated them, and the gradients are separate blocks",
         fix: "use `DistributedDataParallel(..., gradient_as_bucket_view=True)`",
+    },
+    Remedy {
+        purpose: Purpose::Collected,
+        cause: cause(
+            "outputs of a model kept on the GPU after their loop",
+            "as outputs collected by a loop, of a model, half of the total in sixteen blocks or more: none is freed while models work on, until the last request",
+            "outputs that are freed or joined after the loop, a ring, a program that ends with the loop, and tensors that no model makes",
+        ),
+        at_peak: Kind::Kept,
+        least: 2,
+        is: |facts, held, it| {
+            facts.growing().is_empty()
+                && it.blocks >= MANY_RESULTS
+                && it.signs.has(Sign::Forward)
+                && it.bytes.0.saturating_mul(2) >= held.bytes.0
+                && it.work_after.is_some_and(|work| work >= MANY_RESULTS)
+        },
+        what: |it| {
+            format!(
+                "outputs of a model that a loop collected ({} blocks) and that stay to the end, while the program works on",
+                count(it.blocks)
+            )
+        },
+        sure: "certain that all were held until the last request; that each step needs only some of them is a guess",
+        fix: "keep them on the CPU (`.detach().cpu()`) or on disk, and move what a step needs to the GPU",
     },
     Remedy {
         purpose: Purpose::Collected,

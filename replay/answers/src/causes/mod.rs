@@ -40,6 +40,7 @@ mod own_setting;
 mod pinned_rounded;
 pub(crate) mod record_stream;
 mod reference_cycles;
+mod square;
 mod starved_library;
 mod stray_device;
 pub(crate) mod streams_made_anew;
@@ -88,6 +89,7 @@ pub const CAUSES: &[Cause] = &[
     pinned_rounded::CAUSE,
     record_stream::CAUSE,
     reference_cycles::CAUSE,
+    square::CAUSE,
     starved_library::CAUSE,
     stray_device::CAUSE,
     streams_made_anew::CAUSE,
@@ -96,6 +98,7 @@ pub const CAUSES: &[Cause] = &[
     taken_in_advance::FILLED,
     uneven_devices::CAUSE,
     unused_gradients::CAUSE,
+    unused_gradients::KEPT,
     upcast_logits::CAUSE,
     weights_beyond_card::CAUSE,
     whole_result::CAUSE,

@@ -11,14 +11,14 @@ const LEAST_TURNS: u64 = 8;
 const TIMES: u64 = 3;
 /// And so much more than ever before: three halves.
 const BEYOND_LARGEST: (u64, u64) = (3, 2);
-/// The request is this part at least of what would have been in use with it: one in so many.
+/// What the turn requested is this part at least of what would have been in use with it: one in so many.
 const LEAST: u64 = 8;
 
 pub(super) const CAUSE: Cause = Cause {
     name: "an unusually large batch",
     kind: Kind::Peak,
     needs: "a failed request of three times what its line requested at most in each of eight earlier turns (steps, or calls of the model), as the median",
-    against: "sizes that rise from turn to turn, and a first turn",
+    against: "sizes that rise from turn to turn, a first turn, and a result that grows with the square of its input",
     find,
 };
 
@@ -29,10 +29,19 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_odd = usual.median.0 > 0
         && asked.0 >= usual.median.0.saturating_mul(TIMES)
         && asked.0.saturating_mul(BEYOND_LARGEST.1) >= usual.largest.0.saturating_mul(BEYOND_LARGEST.0);
-    let is_much = asked.0.saturating_mul(LEAST) >= error.allocated.0.saturating_add(asked.0);
-    (is_odd && is_much).then(|| Case {
+    // The line may need little of what such a batch does.
+    let all = error.allocated.0.saturating_add(asked.0);
+    let is_of_line = asked.0.saturating_mul(LEAST) >= all;
+    let of_turn = asked.0.saturating_add(if is_of_line { 0 } else { usual.held.0 });
+    let is_much = of_turn.saturating_mul(LEAST) >= all;
+    let usually = (u128::from(of_turn) * u128::from(usual.median.0) / u128::from(asked.0.max(1))) as u64;
+    let held = match is_of_line {
+        true => String::new(),
+        false => format!(", {} of it requested in this turn", bytes(usual.held)),
+    };
+    (is_odd && is_much && usual.square.is_none()).then(|| Case {
         what: format!(
-            "this batch is the odd one: the line below requests {} times what it usually does ({}; at most {} in {} earlier turns), with {} in use",
+            "this batch is the odd one: the line below requests {} times what it usually does ({}; at most {} in {} earlier turns), with {} in use{held}",
             count(asked.0 / usual.median.0),
             bytes(usual.median),
             bytes(usual.largest),
@@ -40,10 +49,10 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             bytes(error.allocated)
         ),
         site: facts.site(error.site),
-        bytes: Bytes(asked.0 - usual.median.0),
+        bytes: Bytes(of_turn.saturating_sub(usually)),
         sure: "certain of the sizes; what made this input so large is not recorded".into(),
         fix: Fix::words(
-            "limit the largest input (crop it, cap boxes or tokens, sort by length), or work on such a batch in pieces, item by item",
+            "limit the largest input: crop it, cap boxes or tokens (padded: items x the longest), sort by length; or work on it in pieces, item by item",
             "",
         ),
         verb: "oom",

@@ -1,6 +1,6 @@
 //! Phases, copies and other processes: what a peak was made of that is no growth, and what only looks like it.
 
-use super::job::{Block, Job, MIB, Net, inside, sizes};
+use super::job::{Block, Job, KIB, MIB, Net, inside, sizes};
 use super::{Healthy, Ill};
 
 const MAKE: &str = "main@/job/run.py:12,<module>@/job/run.py:90";
@@ -75,6 +75,82 @@ pub(crate) const ILL: &[Ill] = &[
                 }
                 job.free_all(&mut kept);
             }
+        },
+    },
+    Ill {
+        name: "features_with_their_graph",
+        thread: "https://github.com/huggingface/transformers/issues/24315",
+        truth: "a list keeps the outputs of a frozen encoder with their graph, and only a head is trained on them",
+        causes: GRAPH,
+        lines: &["encoder.py:1"],
+        scene: |job| {
+            let encoder = job.net("/job/encoder.py", MAKE, &sizes(1), 3 * MIB);
+            let mut kept = vec![];
+            for _ in 0..10 {
+                let batch = job.put(MIB, "extract@/job/run.py:33,main@/job/run.py:55");
+                kept.extend(job.forward(&encoder, "extract@/job/run.py:34,main@/job/run.py:55"));
+                job.free(batch);
+            }
+            let features = job.put(30 * MIB, "extract@/job/run.py:38,main@/job/run.py:55");
+            let mut head =
+                job.net("/job/head.py", "fit@/job/run.py:42,main@/job/run.py:57", &[MIB, MIB], MIB);
+            train(job, &mut head, 12);
+            job.free(features);
+            job.free_all(&mut kept);
+        },
+    },
+    Ill {
+        name: "embeddings_cached_before_the_training",
+        thread: "https://github.com/bghira/SimpleTuner/pull/243",
+        truth: "the embeddings of all captions are kept on the GPU, and each step of the training uses a few",
+        causes: &["outputs of a model kept on the GPU after their loop"],
+        lines: &["encoder.py:18"],
+        scene: |job| {
+            let encoder = job.net("/job/encoder.py", MAKE, &sizes(1), 3 * MIB);
+            let fill = "Cache.fill@/job/cache.py:33,main@/job/run.py:62";
+            for _ in 0..100 {
+                let tokens = job.put(64 * KIB, &format!("Cache.tokens@/job/cache.py:25,{fill}"));
+                job.infer(&encoder, fill);
+                job.free(tokens);
+            }
+            let mut net = job.net("/job/net.py", MAKE, &[4 * MIB, 6 * MIB], MIB);
+            train(job, &mut net, 20);
+        },
+    },
+    Ill {
+        name: "all_pairs_by_a_broadcast",
+        thread: "https://github.com/pytorch/pytorch/issues/2225",
+        truth: "a target of shape (N,) minus a prediction of shape (N, 1) has N x N elements",
+        causes: &["a broadcast or pairwise result, quadratic in its input"],
+        lines: &["train.py:21"],
+        scene: |job| {
+            let net = job.net("/job/net.py", MAKE, &sizes(1), MIB);
+            let at = "fit@/job/train.py:39,main@/job/run.py:20";
+            let pairs = "loss@/job/train.py:21,fit@/job/train.py:40,main@/job/run.py:20";
+            let forward = |job: &mut Job, n: u64| {
+                (0..4).map(|layer| job.layer(&net, layer, n * 512, at)).collect::<Vec<Block>>()
+            };
+            for _ in 0..12 {
+                let mut kept = forward(job, 1000);
+                kept.push(job.put(4 * 1000 * 1000, pairs));
+                job.free_all(&mut kept);
+            }
+            forward(job, 8000);
+            job.out_of_memory(4 * 8000 * 8000, pairs);
+        },
+    },
+    Ill {
+        name: "one_long_utterance_among_short_ones",
+        thread: "https://github.com/k2-fsa/icefall/pull/843",
+        truth: "a batch is padded to its longest utterance; the line that fails requests little of what the batch does",
+        causes: &["an unusually large batch"],
+        lines: &["net.py:28"],
+        scene: |job| {
+            let mut net = job.net("/job/net.py", MAKE, &[KIB; 20], 2 * MIB);
+            train(job, &mut net, 10);
+            let at = "train@/job/train.py:30,<module>@/job/train.py:99";
+            (0..18).for_each(|layer| _ = job.layer(&net, layer, 30 * MIB, at));
+            job.out_of_memory(30 * MIB, &Job::line_of(&net, 18, at));
         },
     },
     Ill {
@@ -412,6 +488,44 @@ pub(crate) const HEALTHY: &[Healthy] = &[
         },
     },
     // Features of a frozen backbone are cached, up to a bound.
+    // A bank of features is collected in a loop, joined, and thinned out before it is used.
+    Healthy {
+        name: "h_memory_bank",
+        scene: |job| {
+            let net = job.net("/job/net.py", MAKE, &sizes(1), 3 * MIB);
+            let mut kept = vec![];
+            for _ in 0..40 {
+                let tokens = job.put(64 * KIB, "fit@/job/bank.py:24,main@/job/run.py:20");
+                kept.push(job.infer(&net, "fit@/job/bank.py:25,main@/job/run.py:20"));
+                job.free(tokens);
+            }
+            let all = job.put(120 * MIB, "fit@/job/bank.py:28,main@/job/run.py:20");
+            job.free_all(&mut kept);
+            job.put(12 * MIB, "fit@/job/bank.py:29,main@/job/run.py:20");
+            job.free(all);
+            for _ in 0..40 {
+                let out = job.infer(&net, "test@/job/bank.py:40,main@/job/run.py:21");
+                job.free(out);
+            }
+        },
+    },
+    // One graph, and several passes through it.
+    Healthy {
+        name: "h_one_graph_for_many_passes",
+        scene: |job| {
+            let mut net = job.net("/job/net.py", MAKE, &sizes(1), 2 * MIB);
+            let at = "train@/job/train.py:30,main@/job/run.py:20";
+            let mut kept = vec![];
+            for _ in 0..4 {
+                kept.extend(job.forward(&net, at));
+            }
+            for _ in 0..6 {
+                job.backward(&mut net, vec![], at);
+                job.adam(&mut net, false, "train@/job/train.py:32,main@/job/run.py:20");
+            }
+            job.free_all(&mut kept);
+        },
+    },
     Healthy {
         name: "h_bounded_features",
         scene: |job| {

@@ -110,7 +110,7 @@ pub(crate) const ILL: &[Ill] = &[
         name: "backbone_in_eval_mode_only",
         thread: "https://github.com/alexrich021/3dvnet/issues/11",
         truth: "the backbone is not in the optimizer, but autograd keeps its activations and makes its gradients",
-        causes: &["gradients that no optimizer uses"],
+        causes: &["gradients that no optimizer uses or frees"],
         lines: &["resnet.py:10"],
         scene: |job| {
             let odd: Vec<u64> = (1..=10).map(|n| n * MIB + 64 * KIB).collect();
@@ -124,6 +124,26 @@ pub(crate) const ILL: &[Ill] = &[
                 job.backward(&mut head, out, at);
                 job.backward(&mut backbone, features, at);
                 job.adam(&mut head, false, "<module>@/job/run.py:27");
+            }
+        },
+    },
+    Ill {
+        name: "adapters_beside_a_base_that_is_not_frozen",
+        thread: "https://github.com/huggingface/diffusers/pull/2245",
+        truth: "the optimizer has the adapters alone, all small; the base still requires gradients, which nothing frees",
+        causes: &["gradients that no optimizer uses or frees"],
+        lines: &["unet.py:10"],
+        scene: |job| {
+            let mut base = job.net("/job/unet.py", "<module>@/job/run.py:15", &sizes(1), 2 * MIB);
+            let mut adapters = job.net("/job/lora.py", "<module>@/job/run.py:19", &[20 * KIB, 12 * KIB], MIB);
+            let at = "<module>@/job/run.py:25";
+            for _ in 0..10 {
+                job.zero_grad(&mut adapters);
+                let inner = job.forward(&base, at);
+                let outer = job.forward(&adapters, at);
+                job.backward(&mut adapters, outer, at);
+                job.backward(&mut base, inner, at);
+                job.adam(&mut adapters, false, "<module>@/job/run.py:27");
             }
         },
     },
@@ -285,11 +305,29 @@ pub(crate) const HEALTHY: &[Healthy] = &[
             }
         },
     },
+    // A factored optimizer: the state of a matrix is a row and a column, as small as biases are.
+    Healthy {
+        name: "factored_state",
+        scene: |job| {
+            let all: Vec<u64> = (0..10)
+                .flat_map(|n| [4 * MIB + n * 64 * KIB, if n < 4 { 8 * KIB } else { 4 * KIB }])
+                .collect();
+            let mut net = job.net("/job/net.py", "<module>@/job/run.py:15", &all, MIB);
+            for turn in 0..10 {
+                step(job, &mut net, "<module>@/job/run.py:42");
+                let by = torch("Adafactor._init_group", "optim/_adafactor.py", "<module>@/job/run.py:44");
+                for n in 0..if turn == 0 { 30 } else { 0 } {
+                    job.put(if n % 3 == 0 { 8 * KIB } else { 4 * KIB }, &by);
+                }
+            }
+        },
+    },
 ];
 
 /// What must not be said of a healthy program, though the peak could be lower.
 pub(crate) const UNSAID: &[(&str, &str)] = &[
     ("evaluation_model_of_the_same_factory", "an earlier model still held beside a new one"),
     ("penalty_whose_graph_outlives_its_pass", "gradients that no optimizer uses"),
+    ("factored_state", "gradients that no optimizer uses"),
     ("adapters_around_a_base_that_ran_before", "weights that the training does not use"),
 ];
