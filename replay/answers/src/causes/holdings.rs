@@ -772,7 +772,10 @@ fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(String, &'static str, &'a Ho
         ),
         Purpose::Gradients => ("gradients", "use a smaller dtype, or sharding (FSDP, ZeRO)"),
         Purpose::State => ("optimizer state", "use an 8-bit or sharded optimizer (FSDP, ZeRO)"),
-        Purpose::Activations if !is_awaited(facts, most) => {
+        // What the first forward pass holds when it fails, a backward pass would need.
+        Purpose::Activations
+            if !is_awaited(facts, most) && (facts.failure.is_none() || facts.has_stepped()) =>
+        {
             ("outputs of a model that the program keeps", "keep fewer of these on the GPU")
         }
         Purpose::Activations => {

@@ -29,7 +29,13 @@ fn is_of_step(facts: &Facts<'_>, holder: &Holder) -> bool {
 
 /// Whether a line may have made a copy in another type: no layer made it. PyTorch's methods have no frame, and losses cast what they get.
 fn may_cast(facts: &Facts<'_>, site: SiteId) -> bool {
-    let inside = facts.story.ledger.sites.site(site).map_or("", |site| &site.inside);
+    let Some(known) = facts.story.ledger.sites.site(site) else { return true };
+    let inside = &known.inside;
+    // Two tensors joined are twice as large, too.
+    let text = facts.sources.text(&known.file, known.line);
+    if text.is_some_and(|text| !CASTS.iter().any(|word| text.contains(word))) {
+        return false;
+    }
     let casts = |name: &str| ["float", "to", "type", "softmax", "log_softmax"].contains(&name);
     inside.is_empty()
         || inside.rsplit('.').next().is_some_and(casts)
@@ -37,6 +43,8 @@ fn may_cast(facts: &Facts<'_>, site: SiteId) -> bool {
         || inside.contains("cross_entropy")
 }
 
+/// One of these is in a statement that casts, or calls a loss that does.
+const CASTS: [&str; 7] = ["float", "double", ".to(", ".type(", "softmax", "loss", "cross_entropy"];
 const FIX: &str = "upcast only what you use (`logits[:, -1].float()`), compute only those logits, or use a loss that works in chunks";
 
 /// The copy is the request that failed.

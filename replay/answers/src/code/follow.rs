@@ -85,6 +85,11 @@ impl Keeper {
             .and_then(|it| it.strip_suffix(']'))
             .filter(|it| parts(it, ',').len() == 1);
         let value = inner.unwrap_or(whole);
+        // Several tensors have no one method.
+        let is_several = value.starts_with(['(', '[', '{']) && !is_chain_of_one(value);
+        if is_several {
+            return None;
+        }
         if value.is_empty() || value.contains('"') {
             return None;
         }
@@ -127,6 +132,8 @@ const HOOKS: [&str; 4] = [
     "register_full_backward_hook(",
     "register_hook(",
 ];
+/// What runs a model's layers.
+const MODELS: [&str; 2] = ["def forward(", "def __call__("];
 /// Makes a container.
 const EMPTY: [&str; 8] = ["[]", "{}", "list()", "dict()", "set()", "deque(", "defaultdict(", "OrderedDict("];
 /// Longer statements are not shown whole.
@@ -221,6 +228,8 @@ struct Walk<'a> {
     names: BTreeSet<String>,
     /// Names of containers that the function makes.
     made: BTreeSet<&'a str>,
+    /// Lines of statements in a loop that may carry a state from turn to turn. A model's own loop goes through its layers.
+    loops: BTreeSet<u32>,
     /// In what outlives the function.
     kept: Option<Found>,
     /// In a container that the function makes.
@@ -235,6 +244,10 @@ impl<'a> Walk<'a> {
             let (target, _, value) = assigned(&it.text)?;
             EMPTY.iter().any(|empty| value.starts_with(empty)).then_some(target)
         });
+        let is_model = function.head.is_some_and(|head| MODELS.iter().any(|name| head.text.contains(name)));
+        let is_loop = |it: &Statement| it.text.starts_with("for ") || it.text.starts_with("while ");
+        let in_loop = |it: &&&Statement| !is_model && statements.around(it.lines.0).any(is_loop);
+        let loops = function.body.iter().filter(in_loop).map(|it| it.lines.0).collect();
         let (own, names) = match start {
             Start::Statement(own) => (Some(own), BTreeSet::new()),
             Start::Names(names) => (None, names),
@@ -242,6 +255,7 @@ impl<'a> Walk<'a> {
         let mut walk = Walk {
             own,
             names,
+            loops,
             made: made.filter(|target| target.chars().all(is_word)).collect(),
             kept: None,
             local: None,
@@ -383,8 +397,9 @@ impl<'a> Walk<'a> {
             self.attribute.get_or_insert_with(|| Found::at(statement, how, value));
         } else {
             let targets: Vec<&str> = words(target).filter(|it| *it != "self" && *it != "_").collect();
-            // `out, state = model(x, state)`
-            let is_carried = targets.iter().any(|it| arguments_have(value, it));
+            // `out, state = model(x, state)` in a loop
+            let is_carried =
+                self.loops.contains(&statement.lines.0) && targets.iter().any(|it| arguments_have(value, it));
             if is_carried && self.attribute.is_none() {
                 self.attribute = Some(Found::at(statement, How::Carried, ""));
             }
@@ -419,11 +434,13 @@ fn carries_any(expression: &str, name: &str) -> bool {
 
 /// A container and what is put into it: the arguments of a method that adds, where the statement is its call.
 fn added(text: &str) -> Option<(&str, &str)> {
-    let open = text.find('(').filter(|_| text.ends_with(')'))?;
+    // `kept.setdefault(key, []).append(value)`: the call that ends the statement.
+    let opens = text.match_indices('(').map(|(at, _)| at);
+    let open = opens.filter(|at| closing(&text[*at..]) == Some(text.len() - at)).last()?;
     let (container, method) = text[..open].rsplit_once('.')?;
-    let is_plain = container.chars().all(|c| is_word(c) || ".[]\"' ".contains(c));
     let argument = text[open + 1..text.len() - 1].trim();
-    (ADDS.contains(&method) && is_plain && !argument.is_empty()).then_some((container, argument))
+    let is_one = is_chain(container) && assigned(container).is_none();
+    (ADDS.contains(&method) && is_one && !argument.is_empty()).then_some((container, argument))
 }
 
 /// Calls in a statement: the last part of the function's name, and its arguments.
@@ -457,6 +474,12 @@ fn parts(expression: &str, sign: char) -> Vec<&str> {
     found.push(expression[from..].trim());
     found.retain(|part| !part.is_empty());
     found
+}
+
+/// Whether brackets around an expression are of one element.
+fn is_chain_of_one(expression: &str) -> bool {
+    let inner = expression.strip_prefix('(').and_then(|it| it.strip_suffix(')'));
+    inner.is_some_and(|inner| parts(inner, ',').len() == 1 && !inner.ends_with(','))
 }
 
 /// Whether an expression is a name with attributes, calls and subscripts, to which a method can be added.
@@ -614,6 +637,7 @@ mod tests {
             "out = f(x)  # here\nall.append(out.detach().cpu())\nn += len(out)\nshape = out.shape\nshapes.append(shape)\n",
             "total += f(x).item()  # here\n",
             "out = f(x)  # here\nif out == 3: pass\n",
+            "def forward(self, h):\n    for layer in self.layers:\n        h = layer(h)  # here\n",
         ] {
             assert_eq!(kept(text), None, "{text}");
         }
@@ -629,7 +653,11 @@ mod tests {
             ("@lru_cache(maxsize=None)\ndef table(n):\n    return f(n)  # here\n", How::Memoized, 1),
             ("def g(self, x):\n    self.last = f(x)  # here\n", How::Attribute, 2),
             ("for k in s:\n    l = f(x)  # here\n    sums[k] = sums.get(k, 0) + l\n", How::Total, 3),
-            ("out, state = f(x, state)  # here\nout.sum().backward()\n", How::Carried, 1),
+            (
+                "for x in xs:\n    out, state = f(x, state)  # here\n    out.sum().backward()\n",
+                How::Carried,
+                2,
+            ),
             ("l = f(x)  # here\nself.mean = 0.9 * self.mean + 0.1 * l\n", How::Carried, 2),
             ("r = f(x)  # here\nall[k] += [r]\n", How::Added, 2),
         ] {
@@ -653,8 +681,11 @@ mod tests {
     fn what_to_write_instead_is_a_statement() {
         for (text, instead) in [
             ("l = f(x)  # here\nself.all.append(l)\n", "self.all.append(l.detach().cpu())"),
-            ("loss = f(x)  # here\nself.all.append((loss, y))\n", "self.all.append((loss, y).item())"),
             ("r = f(x)  # here\nall[k] += [r]\n", "all[k] += [r.detach().cpu()]"),
+            (
+                "r = f(x)  # here\nall.setdefault(k, []).append(r)\n",
+                "all.setdefault(k, []).append(r.detach().cpu())",
+            ),
             (
                 "loss = f(x)  # here\nsums[k] = sums.get(k, 0) + loss[k]\n",
                 "sums[k] = sums.get(k, 0) + loss[k].item()",

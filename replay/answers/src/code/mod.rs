@@ -91,6 +91,12 @@ impl Sources {
         })
     }
 
+    /// The statement that a line is part of.
+    pub(crate) fn text(&self, file: &str, line: u32) -> Option<String> {
+        let statements = self.statements(file)?;
+        Some(statements.function_at(line)?.0.text.clone())
+    }
+
     fn statements(&self, file: &str) -> Option<Rc<Statements>> {
         let since = self.since?;
         let mut files = self.files.borrow_mut();
