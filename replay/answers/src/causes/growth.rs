@@ -57,6 +57,9 @@ pub(crate) const KEPT_BY_ANOTHER: &str = "copy the tensor in the other process a
 /// What is known of the memory says how.
 const NEVER_FREED: &str = "free what this line allocates";
 
+/// A gradient that has a graph refers to its parameter, which refers to it.
+const CREATE_GRAPH: &str = "after `backward(create_graph=True)`, set `p.grad = None`, or use `torch.autograd.grad`; if a list keeps gradients: `.detach().cpu()`";
+
 /// Whatever a hook keeps.
 const REMOVE_HOOK: &str =
     "a hook keeps GPU tensors: copy them (`.detach().cpu()`), or remove the hook (`handle.remove()`)";
@@ -186,12 +189,28 @@ const KEEPERS: &[Keeper] = &[
     Keeper {
         cause: cause(
             "gradients kept, or their graph (`create_graph=True`)",
+            "memory of a model remains with its graph after each call, and by the program's source a function around calls `backward(create_graph=True)`",
+            "a statement that keeps the values",
+        ),
+        claims: |facts, grown| {
+            let own =
+                |holder: &Holder| facts.sources.mentions(&holder.own, &["backward(", "create_graph=True"]);
+            is_with_graph(facts, grown)
+                && grown.holder.is_some_and(own)
+                && kept(facts, grown).is_none_or(|it| matches!(it.how, How::Attribute | How::Carried))
+        },
+        why: "the source calls `backward(create_graph=True)`",
+        fix: CREATE_GRAPH,
+    },
+    Keeper {
+        cause: cause(
+            "gradients kept, or their graph (`create_graph=True`)",
             "memory that the backward pass allocates remains in several steps",
             "gradients that are created once, or replaced in each step",
         ),
         claims: |_, grown| grown.account() == Some(Account::Blocks) && grown.has(Sign::Backward),
         why: "the backward pass allocated it",
-        fix: "after `backward(create_graph=True)`, set `p.grad = None`, or use `torch.autograd.grad`; if a list keeps gradients: `.detach().cpu()`",
+        fix: CREATE_GRAPH,
     },
     Keeper {
         cause: cause(
@@ -403,7 +422,7 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
     let has_chain = is_with_graph(facts, &grown);
     let is_one = |how: How| matches!(how, How::Attribute | How::Carried);
     let source = kept(facts, &grown).filter(|it| !is_one(it.how) || has_chain);
-    let written = || source.as_ref().map(code::Keeper::instead);
+    let written = || source.as_ref().map(|source| source.instead(has_chain));
     let fix = given_back.or_else(written);
     let fix = fix.unwrap_or_else(|| offered().unwrap_or(keeper.fix).to_owned());
     let kind = if keeper.cause.name == NUMBERS { Kind::Spare } else { Kind::Grew };

@@ -598,7 +598,9 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         None => site,
     };
     let is_collected = matches!(holding.purpose, Purpose::Collected | Purpose::GraphUnused);
-    let written = source.filter(|it| is_collected && it.how != How::Attribute).map(|it| it.instead());
+    let written = source
+        .filter(|it| is_collected && it.how != How::Attribute)
+        .map(|it| it.instead(holding.purpose == Purpose::GraphUnused));
     Case {
         what: format!("{} of {of}{when} are {}", bytes(holding.bytes), (remedy.what)(holding)),
         site,

@@ -42,6 +42,8 @@ pub(crate) struct Keeper {
     pub(crate) value: String,
     /// It is in a function that a module calls beside its own code.
     pub(crate) is_hook: bool,
+    /// Lines of other statements of that function that keep it as well.
+    pub(crate) more: Vec<u32>,
 }
 
 impl Keeper {
@@ -50,15 +52,20 @@ impl Keeper {
         format!("{}:{}", self.file.rsplit('/').next().unwrap_or_default(), self.line)
     }
 
-    /// The line of code to write in its place, in words.
-    pub(crate) fn instead(&self) -> String {
+    /// The line of code to write in its place, in words. `has_graph`: what is kept is mostly the value's graph, and not the value.
+    pub(crate) fn instead(&self, has_graph: bool) -> String {
         let at = self.place();
+        let more: Vec<String> = self.more.iter().map(u32::to_string).collect();
+        let more = if more.is_empty() { String::new() } else { format!("; the same at {}", more.join(", ")) };
         match self.how {
-            How::Added | How::Entry | How::Total | How::Attribute => match self.with_less() {
-                Some(statement) => format!("at {at}, write `{statement}`"),
-                None => format!("at {at}, keep only `.item()` or `.detach().cpu()` of each tensor"),
+            How::Added | How::Entry | How::Total | How::Attribute => match self.with_less(has_graph) {
+                Some(statement) if statement.contains(".cpu()") => {
+                    format!("at {at}, write `{statement}`{more}, and move back what a later step uses")
+                }
+                Some(statement) => format!("at {at}, write `{statement}`{more}"),
+                None => format!("at {at}, keep only `.item()` or `.detach().cpu()` of each tensor{more}"),
             },
-            How::Carried => match self.with_less() {
+            How::Carried => match self.with_less(has_graph) {
                 Some(statement) => format!("at {at}, write `{statement}`"),
                 None => format!("detach what {at} passes to the next turn: `x = x.detach()`"),
             },
@@ -77,7 +84,7 @@ impl Keeper {
     }
 
     /// The statement with a number, or a copy on the CPU, for the value.
-    fn with_less(&self) -> Option<String> {
+    fn with_less(&self, has_graph: bool) -> Option<String> {
         let whole = self.value.as_str();
         // `kept += [value]`
         let inner = whole
@@ -87,7 +94,9 @@ impl Keeper {
         let value = inner.unwrap_or(whole);
         // Several tensors have no one method.
         let is_several = value.starts_with(['(', '[', '{']) && !is_chain_of_one(value);
-        if is_several {
+        let is_unpacked = self.how == How::Carried
+            && assigned(&self.text).is_some_and(|(target, ..)| parts(target, ',').len() > 1);
+        if is_several || is_unpacked {
             return None;
         }
         if value.is_empty() || value.contains('"') {
@@ -104,6 +113,8 @@ impl Keeper {
             How::Total if inner.is_none() => ".item()",
             _ if is_number => ".item()",
             _ if value.ends_with(".detach()") => ".cpu()",
+            // What a hook gets is large itself.
+            _ if has_graph && !self.is_hook => ".detach()",
             _ => ".detach().cpu()",
         };
         let value = if is_chain(value) { value.to_owned() } else { format!("({value})") };
@@ -117,9 +128,9 @@ const NUMBERS: [&str; 6] = ["loss", "acc", "metric", "score", "error", "norm"];
 const ADDS: [&str; 9] =
     ["append", "extend", "insert", "add", "appendleft", "put", "put_nowait", "push", "setdefault"];
 /// Behind a tensor's name: what follows is a number, a copy on the CPU, or nothing of its memory.
-const LEAVES: [&str; 13] = [
-    "item", "tolist", "cpu", "numpy", "shape", "size", "numel", "dtype", "device", "backward", "data_ptr",
-    "dim", "ndim",
+const LEAVES: [&str; 14] = [
+    "argmax", "item", "tolist", "cpu", "numpy", "shape", "size", "numel", "dtype", "device", "backward",
+    "data_ptr", "dim", "ndim",
 ];
 /// Functions of a tensor that keep nothing of it.
 const MEASURES: [&str; 9] = ["float", "int", "len", "print", "isinstance", "id", "type", "str", "del"];
@@ -149,7 +160,7 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
         let (own, function) = statements.function_at(*line)?;
         let walk = Walk::of(&statements, Start::Statement(own), &function, 0);
         if let Some(found) = walk.kept {
-            return Some(found.named(name, false));
+            return Some(Keeper { more: walk.more, ..found.named(name, false) });
         }
         let decorated = function.decorators.iter().find(|it| is_memoizing(&it.text));
         if let Some(decorator) = decorated.filter(|_| walk.returns) {
@@ -210,7 +221,7 @@ impl Found {
 
     fn named(self, file: &str, is_hook: bool) -> Keeper {
         let Found { how, line, text, value } = self;
-        Keeper { how, file: file.to_owned(), line, text, value, is_hook }
+        Keeper { how, file: file.to_owned(), line, text, value, is_hook, more: vec![] }
     }
 }
 
@@ -230,8 +241,11 @@ struct Walk<'a> {
     made: BTreeSet<&'a str>,
     /// Lines of statements in a loop that may carry a state from turn to turn. A model's own loop goes through its layers.
     loops: BTreeSet<u32>,
+    body: Vec<&'a Statement>,
     /// In what outlives the function.
     kept: Option<Found>,
+    /// Lines of other statements that keep it so.
+    more: Vec<u32>,
     /// In a container that the function makes.
     local: Option<Found>,
     attribute: Option<Found>,
@@ -257,7 +271,9 @@ impl<'a> Walk<'a> {
             names,
             loops,
             made: made.filter(|target| target.chars().all(is_word)).collect(),
+            body: function.body.clone(),
             kept: None,
+            more: vec![],
             local: None,
             attribute: None,
             returns: false,
@@ -272,7 +288,7 @@ impl<'a> Walk<'a> {
             {
                 walk.visit(statement);
             }
-            if walk.names.len() == n || walk.kept.is_some() {
+            if walk.names.len() == n {
                 break;
             }
         }
@@ -328,14 +344,21 @@ impl<'a> Walk<'a> {
             self.names.insert(root.to_owned());
             self.local.get_or_insert(found);
         } else {
-            self.kept = Some(found);
+            self.keep(found);
+        }
+    }
+
+    fn keep(&mut self, found: Found) {
+        match &self.kept {
+            None => self.kept = Some(found),
+            Some(first) if first.line != found.line && !self.more.contains(&found.line) => {
+                self.more.push(found.line)
+            }
+            Some(_) => {}
         }
     }
 
     fn visit(&mut self, statement: &Statement) {
-        if self.kept.is_some() {
-            return;
-        }
         let text = statement.text.as_str();
         for keyword in ["return", "yield"] {
             if let Some(value) = text.strip_prefix(keyword).filter(|rest| !rest.starts_with(is_word)) {
@@ -378,23 +401,28 @@ impl<'a> Walk<'a> {
         let is_sum = terms.len() > 1 && refers;
         if operator == "+=" {
             let how = if value.starts_with('[') { How::Added } else { How::Total };
-            self.kept = Some(Found::at(statement, how, value));
+            self.keep(Found::at(statement, how, value));
         } else if is_joined(value) && refers {
-            self.kept = Some(Found::at(statement, How::Joined, value));
+            self.keep(Found::at(statement, How::Joined, value));
         } else if is_sum && !terms.iter().any(|it| it.contains('*')) {
-            self.kept = Some(Found::at(statement, How::Total, term));
+            self.keep(Found::at(statement, How::Total, term));
         } else if is_sum {
             // A running mean: each value has a graph that refers to the one before. The term without the mean itself is the new value.
             let new = added.iter().find(|it| !carries_any(it, target)).map_or("", |it| self.named_in(it));
-            self.kept = Some(Found::at(statement, How::Carried, new));
+            self.keep(Found::at(statement, How::Carried, new));
         } else if target.ends_with(']') && !target.starts_with('[') {
             self.put(target, Found::at(statement, How::Entry, value));
         } else if (value.starts_with('[') || value.starts_with('{')) && words(value).any(|it| it == "for") {
             self.local.get_or_insert_with(|| Found::at(statement, How::Listed, ""));
             self.names.extend(words(target).map(str::to_owned));
-        } else if !is_plain && target.contains('.') && !target.contains(',') {
-            let how = if refers { How::Carried } else { How::Attribute };
+        } else if !is_plain && target.contains('.') {
+            // What the function reads of it, the next call gets.
+            let is_read = parts(target, ',').iter().any(|it| self.reads(it));
+            let how = if refers || is_read { How::Carried } else { How::Attribute };
             self.attribute.get_or_insert_with(|| Found::at(statement, how, value));
+            self.names.extend(
+                parts(target, ',').into_iter().filter(|it| it.chars().all(is_word)).map(str::to_owned),
+            );
         } else {
             let targets: Vec<&str> = words(target).filter(|it| *it != "self" && *it != "_").collect();
             // `out, state = model(x, state)` in a loop
@@ -405,6 +433,15 @@ impl<'a> Walk<'a> {
             }
             self.names.extend(targets.into_iter().map(str::to_owned));
         }
+    }
+
+    /// Whether the function uses what an attribute has.
+    fn reads(&self, attribute: &str) -> bool {
+        attribute.contains('.')
+            && self
+                .body
+                .iter()
+                .any(|it| carries_any(assigned(&it.text).map_or(&*it.text, |(.., value)| value), attribute))
     }
 
     /// The first name of the value in an expression.
@@ -436,7 +473,7 @@ fn carries_any(expression: &str, name: &str) -> bool {
 fn added(text: &str) -> Option<(&str, &str)> {
     // `kept.setdefault(key, []).append(value)`: the call that ends the statement.
     let opens = text.match_indices('(').map(|(at, _)| at);
-    let open = opens.filter(|at| closing(&text[*at..]) == Some(text.len() - at)).last()?;
+    let open = opens.rev().find(|at| closing(&text[*at..]) == Some(text.len() - at))?;
     let (container, method) = text[..open].rsplit_once('.')?;
     let argument = text[open + 1..text.len() - 1].trim();
     let is_one = is_chain(container) && assigned(container).is_none();
@@ -660,6 +697,11 @@ mod tests {
             ),
             ("l = f(x)  # here\nself.mean = 0.9 * self.mean + 0.1 * l\n", How::Carried, 2),
             ("r = f(x)  # here\nall[k] += [r]\n", How::Added, 2),
+            (
+                "def forward(self, x):\n    out, s = self.lstm(x, (self.h, self.c))  # here\n    self.h, self.c = s\n    return out\n",
+                How::Carried,
+                3,
+            ),
         ] {
             assert_eq!(kept(text).map(|it| (it.0, it.1)), Some((how, line)), "{text}");
         }
@@ -675,6 +717,16 @@ mod tests {
         assert_eq!(kept(outer).map(|it| it.1), Some(10));
         let inner = outer.replace("    self.seen.append(y)\n", "");
         assert_eq!(kept(&inner).map(|it| it.1), Some(5));
+    }
+
+    #[test]
+    fn other_statements_that_keep_it_are_named_too() {
+        let text =
+            "l, m = f(x)  # here\nfor k in l:\n    n = k\nself.a += l\nself.b += m\nself.c += m.item()\n";
+        let statements = Rc::new(Statements::of(text));
+        let found =
+            keeper(&[("f".to_owned(), "/a.py".to_owned(), 1)], |_| Some(statements.clone())).expect("one");
+        assert_eq!(found.instead(true), "at a.py:4, write `self.a += l.item()`; the same at 5");
     }
 
     #[test]
@@ -698,7 +750,7 @@ mod tests {
             let statements = Rc::new(Statements::of(text));
             let lines = [("f".to_owned(), "/a.py".to_owned(), 1)];
             let found = keeper(&lines, |_| Some(statements.clone())).expect("a keeper");
-            assert_eq!(found.with_less().as_deref(), Some(instead), "{text}");
+            assert_eq!(found.with_less(false).as_deref(), Some(instead), "{text}");
         }
     }
 }

@@ -91,6 +91,17 @@ impl Sources {
         })
     }
 
+    /// Whether a statement of the functions around has all of these words.
+    pub(crate) fn mentions(&self, lines: &[Line], words: &[&str]) -> bool {
+        lines.iter().any(|(_, name, line)| {
+            self.statements(name).is_some_and(|statements| {
+                let own = statements.function_at(*line);
+                let has_all = |it: &&Statement| words.iter().all(|word| it.text.contains(word));
+                own.is_some_and(|(_, own)| own.body.iter().any(has_all))
+            })
+        })
+    }
+
     /// The statement that a line is part of.
     pub(crate) fn text(&self, file: &str, line: u32) -> Option<String> {
         let statements = self.statements(file)?;
