@@ -331,7 +331,7 @@ const REGISTRIES: &[(&str, &str)] = &[
     ("sim/src/policies", "POLICIES"),
     ("replay/report/src/sections", "SECTIONS"),
     ("replay/exports/src", "EXPORTS"),
-    ("replay/src/bin/gputrace/commands", "a verb"),
+    ("replay/src/bin/gputrace/commands", "VERBS"),
 ];
 
 #[test]

@@ -39,15 +39,9 @@ pub(super) fn checkpoint(
         of_layers += sum(&mut members.map(|index| &program.tensors[*index]));
         let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
         numbers.push(n);
-        is_uneven |= stretches.iter().any(|stretch| {
-            let of_each = stretch
-                .layers
-                .iter()
-                .map(|layer| sum(&mut layer.iter().map(|index| &program.tensors[*index])));
-            let (least, most) =
-                of_each.fold((u64::MAX, 0), |(least, most), it| (it.min(least), it.max(most)));
-            most / 2 > least
-        });
+        is_uneven |= stretches
+            .iter()
+            .any(|stretch| are_uneven(stretch, |index| sum(&mut std::iter::once(&program.tensors[index]))));
         is_shared |= stretches.iter().any(|stretch| shares_weights(program, &step, stretch));
         let mut first = 0;
         let own = &program.tensors[program.born_within(step.begin, step.passes[0].0 + 1)];
@@ -132,6 +126,13 @@ pub(super) fn checkpoint(
     program.tensors.append(&mut added);
     program.settle();
     Ok(())
+}
+
+/// Whether some layers of a stretch keep more than twice as much as others; `kept` says what of a tensor is kept.
+fn are_uneven(stretch: &Stretch, kept: impl Fn(usize) -> u64) -> bool {
+    let of_each = stretch.layers.iter().map(|layer| layer.iter().map(|index| kept(*index)).sum::<u64>());
+    let (least, most) = of_each.fold((u64::MAX, 0), |(least, most), it: u64| (it.min(least), it.max(most)));
+    most / 2 > least
 }
 
 /// Whether layers use the same weights: the gradients of all are made in the backward pass of one of them.

@@ -70,7 +70,7 @@ impl OutOfMemory {
 /// Decides where each request lives.
 pub trait Policy {
     /// Serves `request` from cached memory or from new segments of `device`. The order of attempts, including what
-    /// is flushed before giving up, is the policy.
+    /// is flushed before giving up, is the policy. With default options it serves whatever `device` has room for.
     ///
     /// # Errors
     /// When nothing helped.

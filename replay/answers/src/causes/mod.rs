@@ -360,7 +360,14 @@ mod tests {
             files.filter(|name| !matches!(name.as_str(), "mod" | "facts" | "growth" | "holdings")).collect();
         let table = std::fs::read_to_string(folder.join("mod.rs")).expect("the table");
         let lines = table.lines().filter_map(|line| line.trim().strip_suffix("::CAUSE,")).map(str::to_owned);
-        assert_eq!(lines.collect::<BTreeSet<_>>(), files);
+        let lines: BTreeSet<String> = lines.collect();
+        for name in &files {
+            assert!(
+                lines.contains(name),
+                "causes/{name}.rs: add `mod {name};` and `{name}::CAUSE,` in CAUSES to mod.rs"
+            );
+        }
+        assert_eq!(lines, files);
     }
 
     #[test]
