@@ -136,3 +136,46 @@ fn read(name: &str, since: u64) -> Option<Statements> {
 fn host() -> Option<String> {
     Some(rustix::system::uname().nodename().to_string_lossy().into_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::chown;
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn only_python_of_this_host_that_is_ones_own_and_older_than_the_recording_is_read() {
+        let folder = std::env::temp_dir().join(format!("gputrace-code-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let put = |name: &str| {
+            let path = folder.join(name);
+            std::fs::write(&path, "kept.append(f(x))\n").expect("a file");
+            path
+        };
+        let (own, text, others) = (put("own.py"), put("own.txt"), put("others.py"));
+        let since = |after: u64| {
+            let now = SystemTime::now() + Duration::from_secs(after);
+            now.duration_since(UNIX_EPOCH).expect("after 1970").as_nanos() as u64
+        };
+        let process = |host: String, start_realtime| Process { host, start_realtime, ..Process::default() };
+        let here = host().expect("a name");
+        let kept = |host: &str, start, path: &Path| {
+            let line = ("f".to_owned(), path.to_str().expect("UTF-8").to_owned(), 1);
+            Sources::of(&process(host.to_owned(), start)).keeper(&[line]).is_some()
+        };
+        let later = since(60);
+        assert!(kept(&here, later, &own));
+        assert!(!kept(&here, 1, &own), "written after the recording began");
+        assert!(!kept("another-host", later, &own));
+        assert!(!kept(&here, later, &text));
+        let fifo = folder.join("fifo.py");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo").success());
+        assert!(!kept(&here, later, &fifo));
+        // Only root can give a file away.
+        if chown(&others, Some(12345), None).is_ok() {
+            assert!(!kept(&here, later, &others));
+        }
+        std::fs::remove_dir_all(&folder).expect("ours");
+    }
+}
