@@ -235,13 +235,6 @@ impl Edits {
                     .into(),
             ));
         }
-        let is_of_graph = moves_tensors || self.lora.is_some() || self.freeze.is_some();
-        if is_of_graph && recorded.differentiates_twice() {
-            return Err(Unfit(
-                "the recorded run differentiates twice (`create_graph=True`): its backward passes keep a graph of their own, which this edit would change as well"
-                    .into(),
-            ));
-        }
         let updates_again = self.updates_again();
         if updates_again && !optimizer::is_in_order(recorded) {
             changes.note(
@@ -335,8 +328,20 @@ impl Edits {
         Ok((program, changes))
     }
 
-    /// What a step kept that ran out of memory before its backward pass was over is in no trace.
+    /// What a step kept that ran out of memory before its backward pass was over is in no trace. Nor is what refers to the graph of a backward
+    /// pass.
     fn refuse_unfinished(&self, recorded: &Program<'_>) -> Result<(), Unfit> {
+        let is_of_graph = self.precision.is_some()
+            || self.lora.is_some()
+            || self.freeze.is_some()
+            || self.checkpoint.is_some()
+            || self.offload == Some(Offload::Activations);
+        if is_of_graph && recorded.differentiates_twice() {
+            return Err(Unfit(
+                "the recorded run differentiates twice (`create_graph=True`): its backward passes keep a graph of their own, which this edit would change as well"
+                    .into(),
+            ));
+        }
         let is_of_activations = self.precision.is_some()
             || self.lora.is_some()
             || self.freeze.is_some()
