@@ -246,7 +246,8 @@ impl<'a> Partition<'a> {
                 .get(key)
                 .map_or_else(String::new, |stacks| under(known.definitions, stacks, MOST_LINES));
         }
-        for (key, holding) in &mut all {
+        // Asked of nothing else, and each answer goes through all lives.
+        for (key, holding) in all.iter_mut().filter(|(_, it)| it.purpose == Purpose::Collected) {
             holding.work_after = self.work_after(*key, &is_held);
         }
         let mut all: Vec<Holding> = all.into_iter().map(|(_, holding)| holding).collect();

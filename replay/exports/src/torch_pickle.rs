@@ -587,8 +587,8 @@ impl Pickle<'_> {
         self.raw(b"\x86")
     }
 
-    /// A list of frames, innermost first; the owner of what is not PyTorch's is the innermost of all. What the backward pass asked for
-    /// has the engine's frame beside the line of the forward pass, so that whoever reads the snapshot can tell the two apart.
+    /// A list of frames, innermost first; the owner of what is not PyTorch's is the innermost of all. Requests of the
+    /// backward pass have the engine's frame beside the line of the forward pass. Without it, a snapshot would show both passes alike.
     fn stack(&mut self, lines: &mut Lines, stack: StackId, owner: Option<&Pseudo>) -> io::Result<()> {
         let key = (stack, owner.map(|owner| owner.pool));
         if let Some(memo) = self.stacks.get(&key) {

@@ -1,5 +1,7 @@
 //! An evaluation that runs out of memory for a graph that it does not need.
 
+use gputrace_schemas::event::Bytes;
+
 use super::{Case, Cause, Facts, Fix, Kind};
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::words::{bytes, count};
@@ -39,7 +41,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         return None;
     }
     let (function, place) = by(most)?;
-    let (sum, held) = (gputrace_schemas::event::Bytes(sum), held.bytes);
+    let (sum, held) = (Bytes(sum), held.bytes);
     Some(Case {
         what: format!(
             "{} of {} in use then are what a model keeps for a backward pass ({} blocks), and `{function}` begins none",

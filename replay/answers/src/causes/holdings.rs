@@ -640,8 +640,11 @@ fn is_awaited(facts: &Facts<'_>, it: &Holding) -> bool {
 
 /// What a program needs most of, and how people need less of it.
 pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
-    let (text, less, most) = needed_most(facts)?;
-    Some((format!("{text}{}", lines_of(facts, most)), offered(facts, most).unwrap_or(less)))
+    let (name, less, most) = needed_most(facts)?;
+    Some((
+        format!("{}{}", share_of(facts, name, most), lines_of(facts, most)),
+        offered(facts, most).unwrap_or(less),
+    ))
 }
 
 /// What a program needs most of, by its name, and the cause of a failure: on a card, and under a limit.
@@ -682,8 +685,9 @@ pub(super) fn most(facts: &Facts<'_>) -> Option<(&'static Cause, Kind, Case)> {
         return None;
     }
     let held = facts.held?;
-    let (text, less, most) = needed_most(facts)?;
-    let mostly = MOSTLY.iter().find(|it| text.ends_with(&format!(" are {}", it.name)))?;
+    let (name, less, most) = needed_most(facts)?;
+    let mostly = MOSTLY.iter().find(|it| it.name == name)?;
+    let text = share_of(facts, name, most);
     if most.bytes.0.saturating_mul(MOSTLY_LEAST) < held.bytes.0 {
         return None;
     }
@@ -699,7 +703,9 @@ pub(super) fn most(facts: &Facts<'_>) -> Option<(&'static Cause, Kind, Case)> {
         what: format!("{under}{text} ({} {blocks} of up to {})", count(most.blocks), bytes(most.largest)),
         site: if most.under.is_empty() { facts.site(most.site) } else { most.under.clone() },
         bytes: most.bytes,
-        sure: "certain of what was held; that the program needs all of it is not known".into(),
+        sure:
+            "certain of the bytes; their purpose is inferred, and whether the program needs them is not known"
+                .into(),
         fix: Fix::words(
             format!("{}{raise}", offered(facts, most).unwrap_or(less)),
             if facts.remedy().is_none() { "no allocator setting makes it fit" } else { "" },
@@ -757,7 +763,14 @@ fn lines_of(facts: &Facts<'_>, most: &Holding) -> String {
     if lines.len() < 2 { trained } else { format!(" ({}){trained}", lines.join(", ")) }
 }
 
-fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(String, &'static str, &'a Holding)> {
+/// `1.2 GiB of 1.9 GiB are activations`
+fn share_of(facts: &Facts<'_>, name: &str, most: &Holding) -> String {
+    let held = facts.held.map_or(Bytes(0), |held| held.bytes);
+    format!("{} of {} are {name}", bytes(most.bytes), bytes(held))
+}
+
+/// What most of the memory is, by its name, and how people need less of it.
+fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(&'static str, &'static str, &'a Holding)> {
     let held = facts.held.filter(|held| held.bytes.0 > 0)?;
     let most = held.holdings.first()?;
     let (name, less) = match most.purpose {
@@ -796,5 +809,5 @@ fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(String, &'static str, &'a Ho
         Purpose::GraphOfCall | Purpose::Converted | Purpose::Collected | Purpose::Workspaces => return None,
         Purpose::Buckets | Purpose::Before | Purpose::Other => return None,
     };
-    Some((format!("{} of {} are {name}", bytes(most.bytes), bytes(held.bytes)), less, most))
+    Some((name, less, most))
 }

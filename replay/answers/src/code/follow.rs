@@ -96,7 +96,8 @@ impl Keeper {
         let is_several = value.starts_with(['(', '[', '{']) && !is_chain_of_one(value);
         let is_unpacked = self.how == How::Carried
             && assigned(&self.text).is_some_and(|(target, ..)| parts(target, ',').len() > 1);
-        if is_several || is_unpacked {
+        // A statement that is not shown whole is none to write.
+        if is_several || is_unpacked || self.text.ends_with(CUT) {
             return None;
         }
         if value.is_empty() || value.contains('"') {
@@ -149,6 +150,8 @@ const MODELS: [&str; 2] = ["def forward(", "def __call__("];
 const EMPTY: [&str; 8] = ["[]", "{}", "list()", "dict()", "set()", "deque(", "defaultdict(", "OrderedDict("];
 /// Longer statements are not shown whole.
 const MOST_SHOWN: usize = 100;
+/// Behind those.
+const CUT: &str = "...";
 /// Functions that a value is followed into, one from another.
 const DEEPEST: usize = 2;
 
@@ -215,7 +218,7 @@ impl Found {
     fn at(statement: &Statement, how: How, value: &str) -> Found {
         let is_long = statement.shown.chars().count() > MOST_SHOWN;
         let text: String = statement.shown.chars().take(MOST_SHOWN).collect();
-        let text = if is_long { text + "..." } else { text };
+        let text = if is_long { text + CUT } else { text };
         Found { how, line: statement.lines.0, text, value: value.trim().to_owned() }
     }
 

@@ -57,14 +57,9 @@ impl Sources {
         for (function, name, line) in lines {
             let statements = self.statements(name)?;
             let (_, own) = statements.function_at(*line)?;
-            let is_without = |it: &Statement| WITHOUT_GRAPH.iter().any(|word| it.text.contains(word));
-            let begins =
-                |it: &&&Statement| it.text.contains("backward(") || it.text.contains("autograd.grad(");
-            if statements.around(*line).any(is_without)
-                || own.decorators.iter().any(|it| is_without(it))
-                || own.body.iter().any(|it| it.text.contains("set_grad_enabled("))
-                || own.body.iter().find(begins).is_some()
-            {
+            let words = ["backward(", "autograd.grad(", "set_grad_enabled("];
+            let decides = |it: &Statement| words.iter().any(|word| it.text.contains(word));
+            if is_without_graph(&statements, *line) || own.body.iter().any(|it| decides(it)) {
                 return None;
             }
             let Some(head) = own.head else { continue };
@@ -82,12 +77,7 @@ impl Sources {
     /// Whether a frame's statement is under `torch.no_grad` or `torch.inference_mode`.
     pub(crate) fn is_without_graph(&self, lines: &[Line]) -> bool {
         lines.iter().any(|(_, name, line)| {
-            self.statements(name).is_some_and(|statements| {
-                let is_without = |it: &Statement| WITHOUT_GRAPH.iter().any(|word| it.text.contains(word));
-                let own = statements.function_at(*line);
-                statements.around(*line).any(is_without)
-                    || own.is_some_and(|(_, own)| own.decorators.iter().any(|it| is_without(it)))
-            })
+            self.statements(name).is_some_and(|statements| is_without_graph(&statements, *line))
         })
     }
 
@@ -113,6 +103,13 @@ impl Sources {
         let mut files = self.files.borrow_mut();
         files.entry(file.to_owned()).or_insert_with(|| read(file, since).map(Rc::new)).clone()
     }
+}
+
+/// Whether a statement around a line, or a decorator of its function, turns gradients off.
+fn is_without_graph(statements: &Statements, line: u32) -> bool {
+    let is_one = |it: &Statement| WITHOUT_GRAPH.iter().any(|word| it.text.contains(word));
+    let decorators = statements.function_at(line).map_or(vec![], |(_, own)| own.decorators);
+    statements.around(line).chain(decorators).any(is_one)
 }
 
 fn read(name: &str, since: u64) -> Option<Statements> {
