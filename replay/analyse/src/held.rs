@@ -411,6 +411,9 @@ impl HeldAt {
     }
 }
 
+/// Of a line that handles several tensors, the smaller ones are less than this part of the largest: one in so many.
+pub const OTHER_TENSOR: u64 = 8;
+
 /// What a line asked for over time.
 #[derive(Default)]
 struct Course {
@@ -418,7 +421,7 @@ struct Course {
     gone: Bytes,
     n_sizes: u64,
     largest: Bytes,
-    /// Some size was smaller than one before.
+    /// Some size was smaller than one before, and no other tensor's: those are several times as large.
     falls: bool,
 }
 
@@ -430,7 +433,9 @@ fn courses(lives: &Lives, device: i16, time: Nanos) -> FxHashMap<SiteId, Course>
             course.gone = course.gone.max(life.requested);
         }
         match life.requested.cmp(&course.largest) {
-            Ordering::Less => course.falls = true,
+            Ordering::Less => {
+                course.falls |= life.requested.0.saturating_mul(OTHER_TENSOR) >= course.largest.0;
+            }
             Ordering::Equal => {}
             Ordering::Greater => (course.largest, course.n_sizes) = (life.requested, course.n_sizes + 1),
         }

@@ -20,7 +20,7 @@ use crate::lives::{Life, NEVER};
 use crate::roles::Role;
 use gputrace_trace::Definitions;
 use gputrace_trace::backward::python_lines;
-use gputrace_trace::ledger::SiteId;
+use gputrace_trace::ledger::{SiteId, TorchOom};
 
 /// A set of weights has so many blocks at least.
 const LEAST_BLOCKS: usize = 2;
@@ -55,16 +55,27 @@ pub struct Sets {
 pub struct Earlier {
     /// The line that made both.
     pub site: SiteId,
-    /// The program's own lines that made the earlier one, innermost first, and the later one.
-    pub made_by: [String; 2],
+    /// The program's own lines that made the earlier one, innermost first, and the later one: function, file, line.
+    pub made_by: [Vec<(String, String, u32)>; 2],
     /// Weights of the earlier one.
     pub weights: Bytes,
     /// Gradients and the optimizer's state from its time that are still held.
     pub beside: Bytes,
     /// When a model last worked before the later set was made.
     pub used_until: Nanos,
-    /// A model has worked since, and what belongs to the earlier one was not made anew.
-    pub has_worked_since: bool,
+    /// What shows that it is not used.
+    pub since: Since,
+}
+
+/// What happened since the later one of two models was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Since {
+    /// No model has worked.
+    Nothing,
+    /// Steps have made gradients or state, and none in place of the earlier one's.
+    Trained,
+    /// Models have worked, and no backward pass has begun: the earlier one was trained.
+    Evaluated,
 }
 
 /// Weights without gradients, of models that ran only before the first training step.
@@ -101,7 +112,11 @@ impl Sets {
     /// Of a device whose moment that matters is after `moment` births and deaths.
     pub(crate) fn of(known: Known<'_>, device: i16, moment: u32) -> Sets {
         let passes = known.roles.passes.get(&device).map_or(&[][..], Vec::as_slice);
-        let maker = Maker { known, device, passes };
+        let books = known.ledger.devices().iter().find(|(of, _)| **of == device);
+        // The moment is that of a later refusal of another's, where there is one.
+        let failed = books.and_then(|(_, books)| books.torch.as_ref()?.ooms.last());
+        let failed = failed.filter(|error| moment_at(known, device, error.time) == moment);
+        let maker = Maker { known, device, passes, failed };
         Sets {
             device,
             earlier: maker.earlier(moment),
@@ -116,6 +131,8 @@ struct Maker<'a> {
     device: i16,
     /// The first and the last birth of each backward pass.
     passes: &'a [(u32, u32)],
+    /// The request that failed last.
+    failed: Option<&'a TorchOom>,
 }
 
 /// Weights of one line that were made without other work in between.
@@ -124,6 +141,8 @@ struct Generation {
     lives: Vec<usize>,
     /// When a model last worked before it.
     worked: Option<(u32, Nanos)>,
+    /// The request that failed was for more of it.
+    is_unfinished: bool,
 }
 
 impl<'a> Maker<'a> {
@@ -171,11 +190,15 @@ impl<'a> Maker<'a> {
                 worked = Some((life.born, life.since));
             }
             if self.is_weight(idx) {
-                let of_site = all.entry(life.site).or_default();
-                if of_site.last().is_none_or(|last| last.worked != worked) {
-                    of_site.push(Generation { lives: vec![], worked });
-                }
-                of_site.last_mut().expect("just made").lives.push(idx);
+                generation(all.entry(life.site).or_default(), worked).lives.push(idx);
+            }
+        }
+        // The request that failed was one for weights if other requests of its stack were.
+        if let Some(error) = self.failed {
+            let is_for_weights =
+                self.own().any(|(idx, life)| life.stack == error.stack && self.is_weight(idx));
+            if is_for_weights {
+                generation(all.entry(error.site).or_default(), worked).is_unfinished = true;
             }
         }
         all
@@ -188,7 +211,7 @@ impl<'a> Maker<'a> {
             for generation in &mut generations {
                 generation.lives.retain(|idx| list[*idx].is_held_at(moment));
             }
-            generations.retain(|it| it.lives.len() >= LEAST_BLOCKS);
+            generations.retain(|it| it.lives.len() >= LEAST_BLOCKS || it.is_unfinished);
             // More of them are growth.
             let [earlier, later] = &*generations else { continue };
             found.extend(self.beside(site, earlier, later, moment));
@@ -202,12 +225,13 @@ impl<'a> Maker<'a> {
         let (worked, used_until) = later.worked?;
         let (sizes, of_later) = (self.sizes(&earlier.lives), self.sizes(&later.lives));
         let is_of_sizes = of_later.iter().all(|(size, n)| sizes.get(size).is_some_and(|had| had >= n));
-        let is_enough = self.bytes(&later.lives).saturating_mul(LEAST_PART) >= self.bytes(&earlier.lives);
+        let is_enough = self.bytes(&later.lives).saturating_mul(LEAST_PART) >= self.bytes(&earlier.lives)
+            && !of_later.is_empty();
         let has_worked = earlier.worked.is_none_or(|(last, _)| last < worked);
-        if of_later.is_empty() || !is_of_sizes || !is_enough || !has_worked {
+        if !is_of_sizes || !(is_enough || self.repeats(earlier, later)) || !has_worked {
             return None;
         }
-        let made = list[*later.lives.first()?].born;
+        let made = later.lives.first().map_or(moment.saturating_add(1), |idx| list[*idx].born);
         let since_earlier = list[*earlier.lives.first()?].born;
         let is_of_earlier = |life: &Life| life.born < made && life.born > since_earlier;
         let is_of_size = |life: &Life| sizes.contains_key(&life.requested.0);
@@ -235,18 +259,35 @@ impl<'a> Maker<'a> {
         }
         let has_worked_since =
             self.own().any(|(idx, life)| life.born > made && life.born <= moment && self.is_work(idx));
-        // A step with the earlier one would have replaced its gradients, or made none, and would have used its state.
-        if has_worked_since && !old.keys().any(|role| new.contains(role)) {
-            return None;
-        }
+        let is_trained =
+            || self.own().any(|(idx, life)| life.born > made && self.known.signs[idx].has(Sign::Backward));
+        let since = match has_worked_since {
+            false => Since::Nothing,
+            // A step with the earlier one would have replaced its gradients, or made none, and would have used its state.
+            true if old.keys().any(|role| new.contains(role)) => Since::Trained,
+            true if !old.is_empty() && !is_trained() => Since::Evaluated,
+            true => return None,
+        };
+        let stacks = [earlier, later].map(|it| it.lives.first().map(|idx| list[*idx].stack));
+        let failed = self.failed.map(|error| error.stack);
         Some(Earlier {
             site,
-            made_by: [earlier, later].map(|it| own_path(self.known.definitions, list[it.lives[0]].stack)),
+            made_by: stacks
+                .map(|stack| own_lines(self.known.definitions, stack.or(failed).unwrap_or_default())),
             weights: Bytes(self.bytes(&earlier.lives)),
             beside: Bytes(old.values().sum()),
             used_until,
-            has_worked_since,
+            since,
         })
+    }
+
+    /// Whether a model whose next weight was refused has had the sizes of the earlier one, in its order, and the refused one is the next.
+    fn repeats(&self, earlier: &Generation, later: &Generation) -> bool {
+        let sizes = |lives: &[usize]| lives.iter().map(|idx| self.known.lives.list[*idx].requested).collect();
+        let (first, mut second): (Vec<Bytes>, Vec<Bytes>) = (sizes(&earlier.lives), sizes(&later.lives));
+        let Some(error) = self.failed.filter(|_| later.is_unfinished) else { return false };
+        second.push(error.requested.unwrap_or(error.bytes));
+        second.last().is_some_and(|size| size.0 >= LEAST_WEIGHT) && first.starts_with(&second)
     }
 
     /// How many gradients of each size each backward pass makes that makes any, by its number.
@@ -408,6 +449,14 @@ impl<'a> Maker<'a> {
     }
 }
 
+/// The generation that what is requested now belongs to: another one where models have worked since the last.
+fn generation(of_site: &mut Vec<Generation>, worked: Option<(u32, Nanos)>) -> &mut Generation {
+    if of_site.last().is_none_or(|last| last.worked != worked) {
+        of_site.push(Generation { worked, ..Generation::default() });
+    }
+    of_site.last_mut().expect("just made")
+}
+
 /// Stacks by their lines of Python, whatever their native frames.
 pub(crate) struct Lines<'a> {
     definitions: &'a dyn Definitions,
@@ -488,10 +537,17 @@ fn functions(definitions: &dyn Definitions, id: StackId) -> Vec<Function> {
 }
 
 /// The program's own lines of a stack, innermost first.
-fn own_path(definitions: &dyn Definitions, id: StackId) -> String {
-    let Some(stack) = definitions.stack(id) else { return String::new() };
+fn own_lines(definitions: &dyn Definitions, id: StackId) -> Vec<(String, String, u32)> {
+    let Some(stack) = definitions.stack(id) else { return vec![] };
     let own = python_lines(definitions, stack).filter(|(_, file, _)| python_package(file).is_none());
-    let own: Vec<String> = own.map(|(function, file, line)| format!("{function} ({file}:{line})")).collect();
+    own.map(|(function, file, line)| (function.to_owned(), file.to_owned(), line)).collect()
+}
+
+/// The same in words.
+fn own_path(definitions: &dyn Definitions, id: StackId) -> String {
+    let own = own_lines(definitions, id);
+    let own: Vec<String> =
+        own.iter().map(|(function, file, line)| format!("{function} ({file}:{line})")).collect();
     own.join(", called from ")
 }
 

@@ -11,6 +11,8 @@ use gputrace_trace::words::{bytes, count};
 const LEAST_WEIGHT: u64 = 1 << 16;
 /// Copies are worth a word from this part of the card on: one in so many.
 const LEAST_PART: u64 = 20;
+/// Or where weights are most of what a process holds, and the copies more than the contexts that their processes need anyway.
+const LEAST_SPARE: u64 = 512 << 20;
 
 /// The weights that a process held at the peak of a device.
 #[derive(Clone, Debug)]
@@ -23,6 +25,8 @@ pub struct Model {
     site: String,
     sizes: BTreeMap<u64, u64>,
     bytes: Bytes,
+    /// All that PyTorch held then.
+    held: Bytes,
     time: (Nanos, Nanos),
 }
 
@@ -49,6 +53,7 @@ impl Model {
                 site: story.ledger.sites.site_name(most.site),
                 bytes: Bytes(sizes.iter().map(|(size, n)| size * n).sum()),
                 sizes,
+                held: held.bytes,
                 time: (story.process.start, story.ledger.run.last),
             });
         }
@@ -73,8 +78,9 @@ pub fn in_words(models: &[Model]) -> Option<String> {
     let spare = |of: &Model| of.bytes.0.saturating_mul(copies(of));
     let most = models.iter().max_by_key(|it| (spare(it), it.bytes))?;
     let (n, spare) = (copies(most), spare(most));
-    let is_much = most.total.0 > 0 && spare.saturating_mul(LEAST_PART) >= most.total.0;
-    (n > 0 && is_much).then(|| {
+    let is_of_card = most.total.0 > 0 && spare.saturating_mul(LEAST_PART) >= most.total.0;
+    let is_most = most.bytes.0.saturating_mul(2) >= most.held.0 && spare >= LEAST_SPARE;
+    (n > 0 && (is_of_card || is_most)).then(|| {
         format!(
             "{} processes each hold a model of the same sizes on one card: {} each, made at {}. All but one hold {} together: let one process own the model and serve the others through a queue, or start fewer processes",
             count(n + 1),
@@ -97,6 +103,7 @@ mod tests {
             site: "worker (serve.py:8)".into(),
             sizes: BTreeMap::from([(64 << 20, 16)]),
             bytes: Bytes(1 << 30),
+            held: Bytes(3 << 30),
             time: (Nanos(time.0), Nanos(time.1)),
         }
     }
@@ -109,6 +116,11 @@ mod tests {
             text.starts_with("3 processes each hold") && text.contains("hold 2.00 GiB together"),
             "{text}"
         );
+        let on_large_card =
+            [1, 2].map(|pid| Model { total: Bytes(80 << 30), ..model(pid, "GPU-a", (0, 10)) });
+        assert_eq!(in_words(&on_large_card), None);
+        let only_models = on_large_card.map(|it| Model { held: Bytes(3 << 29), ..it });
+        assert!(in_words(&only_models).is_some());
         let on_own_cards = [model(1, "GPU-a", (0, 10)), model(2, "GPU-b", (0, 10))];
         assert_eq!(in_words(&on_own_cards), None);
         let in_turn = [model(1, "GPU-a", (0, 10)), model(2, "GPU-a", (10, 20))];

@@ -597,10 +597,10 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         Some(source) => format!("{site}; likely kept by `{}` ({})", source.text, source.place()),
         None => site,
     };
-    let is_collected = matches!(holding.purpose, Purpose::Collected | Purpose::GraphUnused);
-    let written = source
-        .filter(|it| is_collected && it.how != How::Attribute)
-        .map(|it| it.instead(holding.purpose == Purpose::GraphUnused));
+    let has_graph = matches!(holding.purpose, Purpose::GraphUnused | Purpose::GraphRetained);
+    let is_collected = has_graph || holding.purpose == Purpose::Collected;
+    let written =
+        source.filter(|it| is_collected && it.how != How::Attribute).map(|it| it.instead(has_graph));
     Case {
         what: format!("{} of {of}{when} are {}", bytes(holding.bytes), (remedy.what)(holding)),
         site,

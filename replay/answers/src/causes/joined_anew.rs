@@ -3,7 +3,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::{Case, Cause, Facts, Fix, Kind};
-use gputrace_analyse::held::Holder;
+use gputrace_analyse::held::{Holder, OTHER_TENSOR, Sign};
 use gputrace_report::sections::cache;
 use gputrace_trace::words::{bytes, count};
 
@@ -17,12 +17,22 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Peak,
     needs: "a line whose sizes only rise, and of which two successive sizes are held together at the peak, or for which segments were allocated although as much was free",
     against: "sizes that also fall, and a cache that is written in place",
-    find,
+    find: |facts| find(facts, true),
+};
+
+/// The same of what the program collects, outside of a model.
+pub(super) const RESULTS: Cause = Cause {
+    name: "results concatenated at each step (`torch.cat`)",
+    kind: Kind::Peak,
+    needs: "a line outside of a model whose sizes only rise, and of which two successive sizes are held together at the peak, or for which segments were allocated although as much was free",
+    against: "sizes that also fall, and a cache of keys and values",
+    find: |facts| find(facts, false),
 };
 
 /// What the line holds of the size before, while the new one is there.
 fn old(holder: &Holder) -> Bytes {
-    let mut sizes = holder.sizes.iter().filter(|(size, _)| size.0 > 0);
+    let largest = holder.sizes.last_key_value().map_or(0, |(size, _)| size.0);
+    let mut sizes = holder.sizes.iter().filter(|(size, _)| size.0.saturating_mul(OTHER_TENSOR) >= largest);
     match (sizes.next(), sizes.next(), sizes.next()) {
         (Some((old, n)), Some((new, of_new)), None)
             if n.abs_diff(*of_new) <= 1 && new.0.saturating_mul(100) <= old.0.saturating_mul(NEXT) =>
@@ -33,12 +43,26 @@ fn old(holder: &Holder) -> Bytes {
     }
 }
 
-fn find(facts: &Facts<'_>) -> Option<Case> {
+fn find(facts: &Facts<'_>, is_cache: bool) -> Option<Case> {
     let is_joined = |holder: &&Holder| {
         holder.rising_sizes >= LEAST_SIZES && (old(holder).0 > 0 || facts.role(holder) == "KV cache")
     };
     let joined = || facts.holders().filter(is_joined);
     let most = joined().next()?;
+    let is_of_model = most.signs.has(Sign::Forward) || facts.role(most) == "KV cache";
+    if is_of_model != is_cache {
+        return None;
+    }
+    let (name, fix) = match is_cache {
+        true => (
+            "a cache",
+            "allocate the cache once for the longest length and write into it (`cache[:, :, position] = k`), instead of `torch.cat` each step",
+        ),
+        false => (
+            "what was collected with more",
+            "move each part to the CPU, and concatenate once after the loop; collect only what you use later",
+        ),
+    };
     let all = Bytes(joined().map(|holder| holder.bytes.0).sum());
     let held = facts.held?;
     let twice = Bytes(joined().map(|holder| old(holder).0).sum());
@@ -51,22 +75,22 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let is_twice = twice.0.saturating_mul(4) >= all.0 && facts.is_much(twice);
     (all.0.saturating_mul(4) >= held.bytes.0 && (is_twice || facts.is_much(Bytes(misfit)))).then(|| {
         let copies = match is_twice {
-            true => format!("at the peak {} of them are the old copies, held until the new ones are complete", bytes(twice)),
+            true => format!(
+                "at the peak {} of them are the old copies, held until the new ones are complete",
+                bytes(twice)
+            ),
             false => format!("{} were reserved for sizes that no free block could fit", bytes(Bytes(misfit))),
         };
         Case {
             what: format!(
-                "this line concatenates a cache, larger each time ({} sizes): {} in use there; {copies}",
+                "this line concatenates {name}, larger each time ({} sizes): {} in use there; {copies}",
                 count(most.rising_sizes),
                 bytes(all)
             ),
-            site: facts.site(most.site),
+            site: super::facts::called_at(&facts.site(most.site), Some(most)),
             bytes: twice.max(Bytes(misfit)),
             sure: "certain: each size was larger than all before, and the blocks overlap".into(),
-            fix: Fix::words(
-                "allocate the cache once for the longest length and write into it (`cache[:, :, position] = k`), instead of `torch.cat` each step",
-                "",
-            ),
+            fix: Fix::words(fix, ""),
             verb: "report --peak",
         }
     })

@@ -75,6 +75,7 @@ pub const CAUSES: &[Cause] = &[
     idle_memory::CAUSE,
     idle_weights::CAUSE,
     joined_anew::CAUSE,
+    joined_anew::RESULTS,
     limit::CAUSE,
     managed_beyond_card::CAUSE,
     neighbours::CAUSE,
@@ -305,8 +306,8 @@ pub type Found = (&'static Cause, Kind, Case);
 const LEAST_CONFIDENCE: f64 = 0.95;
 /// One in so many is little.
 const LITTLE: u64 = 20;
-/// So is this part of what is reserved: one in so many.
-const LITTLE_UNUSED: u64 = 8;
+/// So is less than this part of what is reserved: one in so many. Where pieces are the cause, as much lies unused as is used.
+const LITTLE_UNUSED: u64 = 4;
 /// What is held is several times as much as what grew.
 const SEVERAL: u64 = 4;
 

@@ -22,7 +22,7 @@ pub(super) const CAUSE: Cause = Cause {
 pub(super) const TWICE: Cause = Cause {
     name: "a large intermediate result, needed twice",
     kind: Kind::Beyond,
-    needs: "a failed request for a quarter of the device, while one block of that size, or half or twice as large, was two thirds of the memory in use, from the same file",
+    needs: "a failed request for a quarter of the device, while one block of that size, or half or twice as large, was two thirds of the memory in use, from the same file; outside of a model's `forward`, both half of what was needed, and the request a quarter",
     against: "several layers, or several blocks of that size",
     find: twice,
 };
@@ -48,8 +48,9 @@ fn few(facts: &Facts<'_>) -> Option<Case> {
     let is_of_size = |size: u64| {
         [size, size.saturating_mul(2), size / 2].iter().any(|it| it.abs_diff(asked.0) <= asked.0 / 50)
     };
+    let near: Vec<&Holder> = facts.holders().filter(|it| super::is_of(&facts.site(it.site), &here)).collect();
     let (mut n, mut sum) = (0_u64, 0_u64);
-    for holder in facts.holders().filter(|holder| super::is_of(&facts.site(holder.site), &here)) {
+    for holder in &near {
         for (size, blocks) in holder.sizes.iter().filter(|(size, _)| is_of_size(size.0)) {
             n = n.saturating_add(*blocks);
             sum = sum.saturating_add(size.0.saturating_mul(*blocks));
@@ -57,6 +58,16 @@ fn few(facts: &Facts<'_>) -> Option<Case> {
     }
     let is_most = sum.saturating_mul(2) >= error.allocated.0 && facts.growing().is_empty();
     let is_large = asked.0.saturating_mul(LEAST_REQUEST) >= error.allocated.0;
+    // What a model makes is as large as what it is called with.
+    let of_model = near.iter().copied().find(|it| it.signs.has(Sign::Forward));
+    let fix = match of_model {
+        Some(_) => {
+            "call the model with fewer items at a time (a smaller batch, parts of the input), or work in chunks inside it"
+        }
+        None => {
+            "work in chunks (`torch.chunk`), or avoid what a broadcast makes: `torch.cdist` or a matrix product for distances, indices for one-hot"
+        }
+    };
     (facts.is_own(error.site) && is_most && is_large && (2..=MOST_RESULTS).contains(&n)).then(|| Case {
         what: format!(
             "this function requests {} more, and {} of {} in use are {} of its results of such a size",
@@ -65,13 +76,10 @@ fn few(facts: &Facts<'_>) -> Option<Case> {
             bytes(error.allocated),
             count(n)
         ),
-        site: here,
+        site: super::facts::called_at(&here, of_model),
         bytes: Bytes(sum),
         sure: "certain of the sizes; that they can be avoided is a guess".into(),
-        fix: Fix::words(
-            "work in chunks (`torch.chunk`), or avoid what a broadcast makes: `torch.cdist` or a matrix product for distances, indices for one-hot",
-            "",
-        ),
+        fix: Fix::words(fix, ""),
         verb: "oom",
     })
 }
@@ -93,25 +101,45 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
     let is_most = size.saturating_mul(3) >= error.allocated.0.saturating_mul(2);
     let is_beyond =
         asked.0.saturating_mul(4) >= total.0 && asked.0.saturating_add(error.allocated.0) > total.0;
-    (is_most && is_beyond && total.0 > 0 && !is_before).then(|| Case {
+    // A model's layers are as large as what it is called with; a loss makes such a tensor once.
+    let needed = asked.0.saturating_add(error.allocated.0);
+    let own = facts.story.ledger.sites.site(error.site).filter(|_| facts.is_own(error.site));
+    let is_of_loss = own.is_some_and(|own| !own.function.ends_with("forward"))
+        && size.saturating_add(asked.0).saturating_mul(2) >= needed
+        && asked.0.saturating_mul(4) >= needed
+        && facts.has_tried_settings()
+        && facts.remedy().is_none();
+    let text = own.and_then(|own| facts.sources.text(&own.file, own.line)).unwrap_or_default();
+    let fix = match LOGITS.iter().any(|word| text.contains(word)) {
+        true => {
+            "take what you need of the logits before the softmax (`logits.gather(...) - logits.logsumexp(-1)`), work in chunks of the sequence, or use a smaller batch"
+        }
+        false => {
+            "work in chunks (`torch.chunk`), or never build it: `torch.cdist`, `torch.sparse.mm`, indices, or `expand` instead of `repeat`"
+        }
+    };
+    let beyond = match is_of_loss {
+        true => format!("{} would be needed", bytes(Bytes(needed))),
+        false => format!("that exceeds the card's {}", bytes(total)),
+    };
+    (is_of_loss || is_most && is_beyond && total.0 > 0).then_some(()).filter(|()| !is_before).map(|()| Case {
         what: format!(
-            "{} of {} in use are one tensor, allocated at {}. Working on it needs {} more: together that exceeds the card's {}",
+            "{} of {} in use are one tensor, allocated at {}. Working on it needs {} more: together {beyond}",
             bytes(Bytes(size)),
             bytes(error.allocated),
             facts.site(twin.site),
             bytes(asked),
-            bytes(total)
         ),
         site: facts.site(error.site),
         bytes: Bytes(size.saturating_add(asked.0)),
         sure: "certain of the sizes; how the tensor came to be so large is not recorded".into(),
-        fix: Fix::words(
-            "work in chunks (`torch.chunk`), or never build it: `torch.cdist`, `torch.sparse.mm`, indices, or `expand` instead of `repeat`",
-            "",
-        ),
+        fix: Fix::words(fix, ""),
         verb: "oom",
     })
 }
+
+/// Makes as much of logits as they are.
+const LOGITS: [&str; 3] = ["softmax(", "cross_entropy(", "nll_loss("];
 
 /// The result of the same line's last run, while it makes the next.
 pub(super) const PREVIOUS: Cause = Cause {

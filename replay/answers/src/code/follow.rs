@@ -49,7 +49,7 @@ pub(crate) struct Keeper {
 impl Keeper {
     /// `train.py:31`.
     pub(crate) fn place(&self) -> String {
-        format!("{}:{}", self.file.rsplit('/').next().unwrap_or_default(), self.line)
+        super::place(&self.file, self.line)
     }
 
     /// The line of code to write in its place, in words. `has_graph`: what is kept is mostly the value's graph, and not the value.
@@ -201,6 +201,16 @@ fn of_hook(statements: &Statements) -> Option<Found> {
     })
 }
 
+/// The name of a method that is memoized, and its line: the cache refers to `self`.
+pub(super) fn method_memoized(statements: &Statements) -> Option<(String, u32)> {
+    let decorators = statements.all().filter(|it| it.text.starts_with('@') && is_memoizing(&it.text));
+    decorators.filter(|it| !it.text.contains("cachedmethod")).find_map(|decorator| {
+        let head = statements.all().find(|it| it.lines.0 > decorator.lines.1 && !it.text.starts_with('@'))?;
+        let (name, parameters) = head.text.strip_prefix("def ")?.split_once('(')?;
+        parameters.starts_with("self").then(|| (name.to_owned(), decorator.lines.0))
+    })
+}
+
 fn is_memoizing(decorator: &str) -> bool {
     let name = decorator.trim_start_matches('@').split('(').next().unwrap_or_default();
     MEMOIZES.contains(&name.rsplit('.').next().unwrap_or_default().trim())
@@ -309,7 +319,13 @@ impl<'a> Walk<'a> {
         }
         calls(&statement.text).find_map(|(name, arguments)| {
             let arguments = parts(arguments, ',');
-            if !arguments.iter().any(|it| self.names.iter().any(|name| carries(it, name))) {
+            // What the statement itself computes may be an argument, too: `update(model(x))`.
+            let is_made = self.own.is_some_and(|own| std::ptr::eq(own, statement));
+            let has = |argument: &str| {
+                let is_call = is_made && argument.contains('(') && !leaves_all(argument);
+                is_call || self.names.iter().any(|name| carries(argument, name))
+            };
+            if !arguments.iter().any(|it| has(it)) {
                 return None;
             }
             let function = statements.function_named(name)?;
@@ -321,7 +337,7 @@ impl<'a> Walk<'a> {
                     Some((keyword, "=", value)) => (keyword, value),
                     _ => (parameter, *argument),
                 };
-                if self.names.iter().any(|name| carries(argument, name)) {
+                if has(argument) {
                     names.insert(parameter.to_owned());
                 }
             }
@@ -539,7 +555,7 @@ fn is_chain(expression: &str) -> bool {
 }
 
 /// Target, operator and value of an assignment.
-fn assigned(text: &str) -> Option<(&str, &str, &str)> {
+pub(super) fn assigned(text: &str) -> Option<(&str, &str, &str)> {
     let mut depth = 0_i32;
     for (at, c) in text.char_indices() {
         match c {

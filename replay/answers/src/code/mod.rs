@@ -67,8 +67,7 @@ impl Sources {
             let is_named = EVALUATES.iter().any(|word| last.split('_').any(|part| part.starts_with(word)));
             let is_set = own.body.iter().any(|it| it.text.ends_with(".eval()"));
             if is_named || is_set {
-                let place = format!("{}:{}", name.rsplit('/').next().unwrap_or_default(), head.lines.0);
-                return Some((last, place));
+                return Some((last, place(name, head.lines.0)));
             }
         }
         None
@@ -92,6 +91,33 @@ impl Sources {
         })
     }
 
+    /// What keeps an old value until a statement of these frames has made the new one: an attribute, or a name of the module's own or of a loop.
+    /// What is assigned, and where.
+    pub(crate) fn replaced(&self, lines: &[Line]) -> Option<(String, String)> {
+        lines.iter().find_map(|(_, name, line)| {
+            let statements = self.statements(name)?;
+            let (own, function) = statements.function_at(*line)?;
+            let (target, operator, _) = follow::assigned(&own.text)?;
+            let is_loop = |it: &Statement| it.text.starts_with("for ") || it.text.starts_with("while ");
+            let lasts =
+                target.contains('.') || function.head.is_none() || statements.around(*line).any(is_loop);
+            let is_one = target.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.'));
+            // An object that is being made has no old attributes.
+            let is_made = function.head.is_some_and(|head| head.text.starts_with("def __init__("));
+            (operator == "=" && lasts && is_one && !is_made)
+                .then(|| (target.to_owned(), place(name, own.lines.0)))
+        })
+    }
+
+    /// A method of these frames' files whose results are cached by its arguments, `self` among them: its name, and where it is.
+    pub(crate) fn method_cached(&self, lines: &[Line]) -> Option<(String, String)> {
+        lines.iter().find_map(|(_, name, _)| {
+            let statements = self.statements(name)?;
+            let (method, line) = follow::method_memoized(&statements)?;
+            Some((method, place(name, line)))
+        })
+    }
+
     /// The statement that a line is part of.
     pub(crate) fn text(&self, file: &str, line: u32) -> Option<String> {
         let statements = self.statements(file)?;
@@ -110,6 +136,11 @@ fn is_without_graph(statements: &Statements, line: u32) -> bool {
     let is_one = |it: &Statement| WITHOUT_GRAPH.iter().any(|word| it.text.contains(word));
     let decorators = statements.function_at(line).map_or(vec![], |(_, own)| own.decorators);
     statements.around(line).chain(decorators).any(is_one)
+}
+
+/// `train.py:31`.
+fn place(file: &str, line: u32) -> String {
+    format!("{}:{line}", file.rsplit('/').next().unwrap_or_default())
 }
 
 fn read(name: &str, since: u64) -> Option<Statements> {
