@@ -30,12 +30,14 @@ pub(super) const RESULTS: Cause = Cause {
 };
 
 /// What the line holds of the size before, while the new one is there.
-fn old(holder: &Holder) -> Bytes {
+fn old(holder: &Holder, is_cache: bool) -> Bytes {
     let largest = holder.sizes.last_key_value().map_or(0, |(size, _)| size.0);
     let mut sizes = holder.sizes.iter().filter(|(size, _)| size.0.saturating_mul(OTHER_TENSOR) >= largest);
     match (sizes.next(), sizes.next(), sizes.next()) {
         (Some((old, n)), Some((new, of_new)), None)
-            if n.abs_diff(*of_new) <= 1 && new.0.saturating_mul(100) <= old.0.saturating_mul(NEXT) =>
+            // Several results are joined one after the other before the old ones go; of a cache, each layer's goes at once.
+            if (n.abs_diff(*of_new) <= 1 || !is_cache && of_new < n)
+                && new.0.saturating_mul(100) <= old.0.saturating_mul(NEXT) =>
         {
             Bytes(old.0.saturating_mul(*n))
         }
@@ -45,7 +47,8 @@ fn old(holder: &Holder) -> Bytes {
 
 fn find(facts: &Facts<'_>, is_cache: bool) -> Option<Case> {
     let is_joined = |holder: &&Holder| {
-        holder.rising_sizes >= LEAST_SIZES && (old(holder).0 > 0 || facts.role(holder) == "KV cache")
+        holder.rising_sizes >= LEAST_SIZES
+            && (old(holder, is_cache).0 > 0 || facts.role(holder) == "KV cache")
     };
     let joined = || facts.holders().filter(is_joined);
     let most = joined().next()?;
@@ -65,7 +68,7 @@ fn find(facts: &Facts<'_>, is_cache: bool) -> Option<Case> {
     };
     let all = Bytes(joined().map(|holder| holder.bytes.0).sum());
     let held = facts.held?;
-    let twice = Bytes(joined().map(|holder| old(holder).0).sum());
+    let twice = Bytes(joined().map(|holder| old(holder, is_cache).0).sum());
     let misfit = cache::torches(facts.story)
         .filter(|(ordinal, _)| *ordinal == held.device)
         .flat_map(|(_, torch)| cache::misfit_sites(torch))
@@ -73,6 +76,11 @@ fn find(facts: &Facts<'_>, is_cache: bool) -> Option<Case> {
         .map(|(_, misfits)| misfits.bought.bytes.0)
         .sum::<u64>();
     let is_twice = twice.0.saturating_mul(4) >= all.0 && facts.is_much(twice);
+    let site = super::facts::called_at(&facts.site(most.site), Some(most));
+    let site = match facts.keeper(most).filter(|_| !is_cache) {
+        Some(keeper) => format!("{site}; likely kept by `{}` ({})", keeper.text, keeper.place()),
+        None => site,
+    };
     (all.0.saturating_mul(4) >= held.bytes.0 && (is_twice || facts.is_much(Bytes(misfit)))).then(|| {
         let copies = match is_twice {
             true => format!(
@@ -87,8 +95,9 @@ fn find(facts: &Facts<'_>, is_cache: bool) -> Option<Case> {
                 count(most.rising_sizes),
                 bytes(all)
             ),
-            site: super::facts::called_at(&facts.site(most.site), Some(most)),
-            bytes: twice.max(Bytes(misfit)),
+            site,
+            // Without results on the GPU, none of it is there.
+            bytes: if is_cache { twice.max(Bytes(misfit)) } else { all },
             sure: "certain: each size was larger than all before, and the blocks overlap".into(),
             fix: Fix::words(fix, ""),
             verb: "report --peak",

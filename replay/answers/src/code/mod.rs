@@ -173,6 +173,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_refers_to_an_old_value_while_the_new_one_is_made_is_named() {
+        let folder = std::env::temp_dir().join(format!("gputrace-old-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let found = |text: &str| {
+            let path = folder.join("job.py");
+            std::fs::write(&path, text).expect("a file");
+            let here = (1..).zip(text.lines()).find(|(_, line)| line.ends_with("# here")).expect("a line").0;
+            let process =
+                Process { host: host().expect("a name"), start_realtime: u64::MAX / 2, ..Process::default() };
+            let lines = [("f".to_owned(), path.to_str().expect("UTF-8").to_owned(), here)];
+            let sources = Sources::of(&process);
+            (sources.replaced(&lines), sources.method_cached(&lines))
+        };
+        let named = |name: &str, line: u32| Some((name.to_owned(), format!("job.py:{line}")));
+        let attribute = found("class T:\n    def train(self):\n        self.model = make()  # here\n");
+        assert_eq!(attribute, (named("self.model", 3), None));
+        assert_eq!(found("for lr in rates:\n    model = make(lr)  # here\n").0, named("model", 2));
+        // A local name of a function that returns, and a new object, keep nothing old.
+        assert_eq!(found("def train():\n    model = make()  # here\n").0, None);
+        assert_eq!(found("class T:\n    def __init__(self):\n        self.model = make()  # here\n").0, None);
+        let cached = "class W:\n    @lru_cache(maxsize=1)\n    def count(self):\n        return 1\nrun(W(make()))  # here\n";
+        assert_eq!(found(cached), (None, named("count", 2)));
+        assert_eq!(found(&cached.replace("(self)", "(n)")).1, None);
+        std::fs::remove_dir_all(&folder).expect("ours");
+    }
+
+    #[test]
     fn only_python_of_this_host_that_is_ones_own_and_older_than_the_recording_is_read() {
         let folder = std::env::temp_dir().join(format!("gputrace-code-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
