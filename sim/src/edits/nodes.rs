@@ -302,13 +302,14 @@ pub(super) fn parts(program: &Program<'_>, step: &Step) -> FxHashSet<usize> {
         sums.entry(gradient.bytes).or_default().push(gradient.born);
     }
     let end = step.passes[step.passes.len() - 1].1;
+    sums.values_mut().for_each(|sums| sums.sort_unstable());
     let is_part = |index: &usize| {
         let it = &program.tensors[*index];
+        // The last sum that was asked for while it was held.
+        let last = |sums: &Vec<u64>| sums[..sums.partition_point(|sum| *sum < it.freed)].last().copied();
         it.node > 0
             && it.purpose != Purpose::Gradient
-            && sums.get(&it.bytes).is_some_and(|sums| {
-                sums.iter().any(|sum| it.born < *sum && *sum < it.freed && it.freed - sum < EVENTS)
-            })
+            && sums.get(&it.bytes).and_then(last).is_some_and(|sum| it.born < sum && it.freed - sum < EVENTS)
     };
     program.born_within(step.passes[0].0, end + 1).filter(is_part).collect()
 }

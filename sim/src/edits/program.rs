@@ -155,18 +155,23 @@ impl Span {
     }
 }
 
-/// The most bytes that tensors hold at one moment, and that moment.
-pub(super) fn peak_of<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> (u64, u64) {
-    let mut changes: Vec<(u64, bool, u64)> = vec![];
-    for tensor in tensors {
-        changes.push((tensor.born, true, tensor.bytes));
-        if tensor.freed != NEVER {
-            changes.push((tensor.freed, false, tensor.bytes));
-        }
+/// The most bytes that tensors hold at one moment, and that moment. Of one moment, frees come first.
+pub(super) fn peak_of<'t>(tensors: impl IntoIterator<Item = &'t Tensor, IntoIter: Clone>) -> (u64, u64) {
+    let tensors = tensors.into_iter();
+    let n = tensors.size_hint().1.unwrap_or(0);
+    let (mut births, mut frees) = (Vec::with_capacity(n), Vec::with_capacity(n));
+    births.extend(tensors.clone().map(|tensor| (tensor.born, tensor.bytes)));
+    frees.extend(tensors.filter(|it| it.freed != NEVER).map(|it| (it.freed, it.bytes)));
+    if !births.is_sorted_by_key(|(at, _)| *at) {
+        births = ordered(births, |(at, _)| *at, |_| ());
     }
+    let mut frees = ordered(frees, |(at, _)| *at, |_| ()).into_iter().peekable();
     let (mut held, mut most) = (0u64, (0, 0));
-    for (at, is_born, bytes) in ordered(changes, |(at, ..)| *at, |(_, is_born, _)| *is_born) {
-        held = if is_born { held + bytes } else { held.saturating_sub(bytes) };
+    for (at, bytes) in births {
+        while let Some((_, freed)) = frees.next_if(|(freed, _)| *freed <= at) {
+            held = held.saturating_sub(freed);
+        }
+        held += bytes;
         if held > most.0 {
             most = (held, at);
         }
@@ -577,9 +582,9 @@ impl<'a> Program<'a> {
         const OTHER: u8 = 3;
         const BORN: u8 = 4;
         const BOUND: u8 = 5;
-        let mut events: Vec<(u64, u8, u32)> = Vec::with_capacity(self.tensors.len() * 2 + 64);
+        // Births are in order already: only the rest has to be put in order.
+        let mut events: Vec<(u64, u8, u32)> = Vec::with_capacity(self.tensors.len() + 1024);
         for (index, tensor) in (0..).zip(&self.tensors) {
-            events.push((tensor.born, BORN, index));
             if tensor.freed != NEVER {
                 events.push((tensor.freed, FREED, index));
             }
@@ -599,11 +604,22 @@ impl<'a> Program<'a> {
             }));
         }
         events.extend((0..).zip(&bounds).map(|(index, at)| (**at, BOUND, index)));
-        let events = ordered(events, |(at, ..)| *at, |(_, kind, index)| (*kind, *index));
-        for (rank, (_, kind, index)) in events.into_iter().enumerate() {
-            let (at, index) = (moment(rank), index as usize);
+        let mut events =
+            ordered(events, |(at, ..)| *at, |(_, kind, index)| (*kind, *index)).into_iter().peekable();
+        let (mut rank, mut next) = (0, 0);
+        loop {
+            let birth = self.tensors.get(next).map(|tensor| (tensor.born, BORN));
+            let event = events.next_if(|(at, kind, _)| birth.is_none_or(|birth| (*at, *kind) < birth));
+            let at = moment(rank);
+            rank += 1;
+            let Some((_, kind, index)) = event else {
+                let Some(born) = self.tensors.get_mut(next) else { break };
+                born.born = at;
+                next += 1;
+                continue;
+            };
+            let index = index as usize;
             match kind {
-                BORN => self.tensors[index].born = at,
                 FREED => {
                     let tensor = &mut self.tensors[index];
                     if tensor.done == tensor.freed {
@@ -666,33 +682,71 @@ impl<'a> Program<'a> {
     #[must_use]
     pub fn stream(&self) -> OpStream {
         let base = self.base;
-        let mut events: Vec<(u64, Op)> = Vec::with_capacity(self.tensors.len() * 3);
+        let is_in_order = self.tensors.is_sorted_by_key(|tensor| tensor.born);
+        debug_assert!(is_in_order, "an edit ends with `settle`");
+        /// Of one moment and one tensor, a free is requested before it is completed.
+        #[derive(Clone, Copy)]
+        enum End {
+            Both,
+            Requested,
+            Completed,
+            Mark(Op),
+        }
+        let mut ends: Vec<(u64, u32, End)> = Vec::with_capacity(self.tensors.len() + self.marks.len());
         let mut allocations = Vec::with_capacity(self.tensors.len());
         for tensor in self.tensors.iter().filter(|it| it.bytes > 0) {
-            let id = AllocId(allocations.len() as u32);
+            let id = allocations.len() as u32;
             let Tensor { bytes: requested, stack, stream, pool, .. } = *tensor;
             allocations.push(Allocation { requested, address: 0, stack, stream, pool });
-            events.push((tensor.born, Op::Alloc(id)));
-            if tensor.freed != NEVER {
-                events.push((tensor.freed, Op::FreeRequested(id)));
-            }
-            if tensor.done != NEVER {
-                events.push((tensor.done, Op::FreeCompleted(id)));
+            match (tensor.freed, tensor.done) {
+                (NEVER, NEVER) => {}
+                (freed, done) if freed == done => ends.push((freed, id, End::Both)),
+                (freed, NEVER) => ends.push((freed, id, End::Requested)),
+                (NEVER, done) => ends.push((done, id, End::Completed)),
+                (freed, done) => ends.extend([(freed, id, End::Requested), (done, id, End::Completed)]),
             }
         }
-        events.extend(self.marks.iter().copied());
-        // Stable: of one moment, a free is requested before it is completed.
-        let events = ordered(events, |(at, _)| *at, |_| ());
+        ends.extend(self.marks.iter().map(|(at, op)| (*at, u32::MAX, End::Mark(*op))));
+        // Stable, so that of one moment the earlier tensor comes first.
+        let mut ends = ordered(ends, |(at, ..)| *at, |_| ()).into_iter().peekable();
+        let mut births = (0..).zip(self.tensors.iter().filter(|it| it.bytes > 0)).peekable();
+        let mut ops: Vec<Op> = Vec::with_capacity(allocations.len() * 3 + self.marks.len());
+        let mut moments: Vec<u64> = vec![];
+        let keeps_moments = !self.others.is_empty();
+        loop {
+            let birth = births.peek().map(|(id, tensor)| (tensor.born, *id));
+            let n_before = ops.len();
+            let at = match ends.next_if(|(at, id, _)| birth.is_none_or(|birth| (*at, *id) < birth)) {
+                Some((at, id, end)) => {
+                    let id = AllocId(id);
+                    match end {
+                        End::Both => ops.extend([Op::FreeRequested(id), Op::FreeCompleted(id)]),
+                        End::Requested => ops.push(Op::FreeRequested(id)),
+                        End::Completed => ops.push(Op::FreeCompleted(id)),
+                        End::Mark(op) => ops.push(op),
+                    }
+                    at
+                }
+                None => {
+                    let Some((id, tensor)) = births.next() else { break };
+                    ops.push(Op::Alloc(AllocId(id)));
+                    tensor.born
+                }
+            };
+            if keeps_moments {
+                moments.extend(std::iter::repeat_n(at, ops.len() - n_before));
+            }
+        }
         let last = base.streams.last().copied().unwrap_or(0);
         let new = (1..=u64::from(self.n_new_streams)).map(|number| last.saturating_add(number));
         let streams: Vec<u64> = base.streams.iter().copied().chain(new).collect();
         let mut others = base.others.clone();
         for (change, at) in others.iter_mut().flat_map(|others| &mut others.changes).zip(&self.others) {
-            change.before_op = events.partition_point(|(event, _)| event < at) as u32;
+            change.before_op = moments.partition_point(|moment| moment < at) as u32;
         }
         OpStream {
             device: base.device,
-            ops: events.into_iter().map(|(_, op)| op).collect(),
+            ops,
             allocations,
             restored: vec![],
             streams,
