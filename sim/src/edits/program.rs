@@ -195,6 +195,8 @@ pub struct Program<'a> {
     /// Streams that the recorded program did not have.
     n_new_streams: u16,
     pub(super) lost_requests: usize,
+    /// Passes that make derivatives for a later one, and no gradients.
+    inner_passes: Vec<(u64, u64)>,
 }
 
 fn moment(op: usize) -> u64 {
@@ -235,6 +237,7 @@ impl<'a> Program<'a> {
             others: vec![],
             n_new_streams: 0,
             lost_requests: stream.ooms.len(),
+            inner_passes: vec![],
         };
         let marks = stream
             .ops
@@ -252,15 +255,17 @@ impl<'a> Program<'a> {
                 (at(first), at(last))
             })
             .collect();
-        let passes = program.passes_of_steps(passes);
+        let (passes, inner_passes) = program.passes_of_steps(passes);
+        program.inner_passes = inner_passes;
         program.number_nodes(&passes);
         program.find_steps(&passes);
         program.optimizer = Recorded::of(&program, stream);
         Ok(program)
     }
 
-    /// Without passes that make derivatives for a later one (`create_graph=True`) and no gradients: those are a part of the step's forward.
-    fn passes_of_steps(&self, passes: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    /// Those that make gradients, and those that make derivatives for a later one (`create_graph=True`), which are a part of the step's
+    /// forward pass.
+    fn passes_of_steps(&self, passes: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
         let makes = |(start, end): (u64, u64), purpose: Purpose| {
             let own = self.born_within(start - 1, end + 1);
             self.tensors[own].iter().any(|tensor| tensor.purpose == purpose)
@@ -268,8 +273,8 @@ impl<'a> Program<'a> {
         let is_own =
             |pass: &(u64, u64)| makes(*pass, Purpose::Gradient) || !makes(*pass, Purpose::Activation);
         match passes.iter().any(is_own) {
-            true => passes.into_iter().filter(is_own).collect(),
-            false => passes,
+            true => passes.into_iter().partition(is_own),
+            false => (passes, vec![]),
         }
     }
 
@@ -312,23 +317,28 @@ impl<'a> Program<'a> {
 
     /// Whether a backward pass keeps for a later one of its step what is no gradient: gradients of gradients.
     pub(super) fn differentiates_twice(&self) -> bool {
-        let most = self.peak().0;
-        let kept = |step: &Step| -> u64 {
-            let last = step.passes.last().map_or(0, |pass| pass.1);
-            let of_pass = |pass: &(u64, u64)| -> u64 {
-                let own = &self.tensors[self.born_within(pass.0, pass.1 + 1)];
-                let is_kept = |it: &&Tensor| {
-                    let is_own = it.phase == Phase::Backward
-                        && matches!(it.purpose, Purpose::Activation | Purpose::Temporary | Purpose::Other);
-                    is_own && it.freed > pass.1 + LATE && it.freed <= last + LATE
-                };
-                own.iter().filter(is_kept).map(|it| it.bytes).sum()
+        let kept = |pass: &(u64, u64), last: u64, is_of_graph: fn(Purpose) -> bool| -> u64 {
+            let own = &self.tensors[self.born_within(pass.0, pass.1 + 1)];
+            let is_kept = |it: &&Tensor| {
+                it.phase == Phase::Backward
+                    && is_of_graph(it.purpose)
+                    && it.freed > pass.1 + LATE
+                    && it.freed <= last + LATE
             };
-            step.passes.iter().map(of_pass).sum()
+            own.iter().filter(is_kept).map(|it| it.bytes).sum()
         };
-        self.steps
-            .iter()
-            .any(|step| step.passes.len() > 1 && kept(step).saturating_mul(LEAST_OF_SECOND_GRAPH) >= most)
+        let of_step = |step: &Step| -> u64 {
+            let last = step.passes.last().map_or(0, |pass| pass.1);
+            let is_of_graph =
+                |purpose| matches!(purpose, Purpose::Activation | Purpose::Temporary | Purpose::Other);
+            let own: u64 = step.passes.iter().map(|pass| kept(pass, last, is_of_graph)).sum();
+            // No gradients are made in these, whatever else looks like them.
+            let inner = self.inner_passes.iter().filter(|pass| step.begin < pass.1 && pass.1 <= last);
+            let inner: u64 = inner.map(|pass| kept(pass, last, |_| true)).sum();
+            own + inner
+        };
+        let most = self.steps.iter().map(of_step).max().unwrap_or(0);
+        most > 0 && most.saturating_mul(LEAST_OF_SECOND_GRAPH) >= self.peak().0
     }
 
     pub(super) fn has_failed(&self) -> bool {

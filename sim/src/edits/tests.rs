@@ -437,6 +437,42 @@ fn activations_of_a_step_that_ran_out_are_not_edited() {
     assert!(checkpoint.apply(&program, End::Best).is_ok());
 }
 
+/// Two steps. An inner pass makes derivatives of so many MiB, which the pass that makes the gradient needs (`create_graph=True`).
+fn that_differentiates_twice(kept_mib: u64) -> (OpStream, Understood) {
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
+    for _ in 0..2 {
+        let kept = it.ask(8, LAYER, Purpose::Activation, Phase::Forward);
+        let derivative = it.ask(kept_mib, BACK, Purpose::Activation, Phase::Backward);
+        it.passes.push((derivative, derivative));
+        for _ in 0..6 {
+            let scratch = it.ask(1, SCRATCH, Purpose::Temporary, Phase::Forward);
+            it.free(scratch);
+        }
+        let gradient = it.ask(10, BACK, Purpose::Gradient, Phase::Backward);
+        it.passes.push((gradient, gradient));
+        it.free(derivative);
+        it.free(kept);
+        it.free(gradient);
+    }
+    let mut stream = it.builder.finish();
+    stream.stacks = Arc::new(stacks());
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+#[test]
+fn a_graph_that_an_inner_pass_keeps_is_not_edited() {
+    let offloaded = |kept_mib| {
+        let (stream, understood) = that_differentiates_twice(kept_mib);
+        let program = Program::of(&stream, &understood).expect("a training run");
+        let edits = Edits { offload: Some(Offload::Activations), ..NONE };
+        edits.apply(&program, End::Best).map(|_| ()).map_err(|why| why.0)
+    };
+    assert_eq!(offloaded(1), Ok(()));
+    let why = offloaded(30).expect_err("its graph is not known");
+    assert!(why.starts_with("the recorded run differentiates twice"), "{why}");
+}
+
 #[test]
 fn what_is_not_a_training_run_is_refused() {
     let (mut stream, understood) = training();
