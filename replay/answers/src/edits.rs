@@ -455,6 +455,13 @@ pub(super) fn answered(
         if was.abs_diff(now) as f64 <= AS_MUCH * was as f64 {
             reserved = with(reserved, before.peak_reserved_bytes);
         }
+        let changes = &edited[0].1;
+        if changes.may_free_nothing {
+            reserved = with(reserved, before.peak_reserved_bytes);
+            allocated = with(allocated, before.peak_allocated_bytes);
+        }
+        reserved.0 = reserved.0.saturating_sub(changes.less);
+        allocated.0 = allocated.0.saturating_sub(changes.less);
     }
     let margins = edited[0].1.margins(sure);
     let simulated = best.simulated(question, answer);
