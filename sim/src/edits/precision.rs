@@ -239,7 +239,17 @@ impl Casting {
                 *held = until.max(*held);
             }
             is_half_at.insert(self.nodes.frames(it.stack), is_half);
-            last = Some(Last { index, is_half });
+            // A workspace is freed before anything else is made, and what its product made is not: nothing is made of it.
+            let next = recorded.get(index - own.start + 1).map_or(start, |next| next.born);
+            let is_workspace = class == Class::Half
+                && it.freed < next
+                && last.is_some_and(|last| {
+                    let made = recorded[last.index - own.start];
+                    made.stack == it.stack && made.freed > it.freed
+                });
+            if !is_workspace {
+                last = Some(Last { index, is_half });
+            }
         }
         for index in halves {
             program.tensors[index].bytes = program.tensors[index].bytes.div_ceil(2);
@@ -314,7 +324,11 @@ impl Casting {
                         Some(first) => (recorded[first - forward.start], 1 << 32),
                         None => (it, 4 << 32),
                     };
-                    let cast = if tail.is_empty() { last.map(|last| recorded[last - forward.start]) } else { Some(first) };
+                    let cast = if tail.is_empty() {
+                        last.map(|last| recorded[last - forward.start])
+                    } else {
+                        Some(first)
+                    };
                     if let Some(cast) = cast {
                         self.temporary(cast.bytes, first.born - 1, first.born + freed);
                     }
@@ -327,7 +341,8 @@ impl Casting {
                 let until = end_of_power.get(&index).map_or(it.freed, |end| end + 3);
                 self.temporary(it.bytes, it.born - 1, until);
                 let input = last.filter(|last| recorded[last - forward.start].bytes == it.bytes);
-                let is_sum = |last: &usize| self.nodes.class(recorded[last - forward.start].stack) == Class::Joins;
+                let is_sum =
+                    |last: &usize| self.nodes.class(recorded[last - forward.start].stack) == Class::Joins;
                 if let Some(input) = input.filter(is_sum).filter(|_| self.end == End::Best) {
                     let until = holds.until(program, input, End::Most);
                     let input = &mut program.tensors[input];
