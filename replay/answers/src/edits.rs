@@ -435,8 +435,10 @@ pub(super) fn answered(
         }
     };
     let replayed = on_all_cores(1 + others.len(), |index| Some(replay(index)));
-    let replayed: Vec<_> =
-        replayed.into_iter().collect::<Result<_, _>>().map_err(|error| format!("{}: {error}", named(&question)))?;
+    let replayed: Vec<_> = replayed
+        .into_iter()
+        .collect::<Result<_, _>>()
+        .map_err(|error| format!("{}: {error}", named(&question)))?;
     let mut replayed = replayed.into_iter();
     let Some((peaks, Some(answer))) = replayed.next() else {
         return Err(format!("{}: its replay did not end", named(&question)));

@@ -40,7 +40,8 @@ pub(super) fn checkpoint(
         let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
         numbers.push(n);
         for stretch in &stretches {
-            let (least, most) = kept_by_each(stretch, |index| sum(&mut std::iter::once(&program.tensors[index])));
+            let (least, most) =
+                kept_by_each(stretch, |index| sum(&mut std::iter::once(&program.tensors[index])));
             if most / 2 > least {
                 is_uneven = true;
                 changes.less = changes.less.max(most - least);
