@@ -268,17 +268,21 @@ impl Device {
     fn of(source: &Source, stream: &OpStream, asked: &Asked) -> Result<Device, String> {
         let understood = understood(source, stream)?;
         let program = Program::of(stream, &understood).map_err(|why| why.0)?;
-        let (edited, bench) = both(|| edited(&program, &asked.edits), || Bench::new(stream, asked.machine));
-        let (bench, edited) = (bench?, edited.map_err(|why| why.0)?);
         let recorded_policy = (stream.settings.policy, stream.settings.options.as_deref().unwrap_or(""));
+        let replay_recorded = || {
+            let bench = Bench::new(stream, asked.machine)?;
+            let as_recorded = bench.question(recorded_policy.0, recorded_policy.1);
+            let recorded = bench.laboratory.guess(&as_recorded).map_err(|error| error.to_string())?;
+            Ok::<_, String>((bench, recorded))
+        };
+        let (edited, recorded) = both(|| edited(&program, &asked.edits), replay_recorded);
+        let ((bench, recorded), edited) = (recorded?, edited.map_err(|why| why.0)?);
         let policies = asked.policies.iter().map(|policy| policy.split_once(':').unwrap_or((policy, "")));
         let policies: Vec<_> =
             if asked.policies.is_empty() { vec![recorded_policy] } else { policies.collect() };
         let changes = edited[0].1.clone();
         let doubt = bench.doubt();
         let sure = if doubt.is_some() { Sure::Guess } else { changes.sure() };
-        let as_recorded = bench.question(recorded_policy.0, recorded_policy.1);
-        let recorded = bench.laboratory.guess(&as_recorded).map_err(|error| error.to_string())?;
         let mut answers = vec![];
         for (policy, options) in policies {
             answers.push(answered(&bench, &edited, (policy, options), sure)?);
@@ -422,13 +426,26 @@ pub(super) fn answered(
         machine: bench.machine,
         totals: Totals::Reproduced,
     };
-    let answer =
-        best.laboratory.answer(&question).map_err(|error| format!("{}: {error}", named(&question)))?;
-    let (mut reserved, peaks) = (answer.peak_reserved_range, Peaks::of(&answer.outcome));
+    let others: &[_] = if sure == Sure::Certain { &[] } else { &edited[1..] };
+    let replay = |index: usize| match index.checked_sub(1) {
+        None => best.laboratory.answer(&question).map(|answer| (Peaks::of(&answer.outcome), Some(answer))),
+        Some(other) => {
+            let outcome = Laboratory::of_prediction(&others[other].0).guess(&question);
+            outcome.map(|outcome| (Peaks::of(&outcome), None))
+        }
+    };
+    let replayed = on_all_cores(1 + others.len(), |index| Some(replay(index)));
+    let replayed: Vec<_> = replayed
+        .into_iter()
+        .collect::<Result<_, _>>()
+        .map_err(|error| format!("{}: {error}", named(&question)))?;
+    let mut replayed = replayed.into_iter();
+    let Some((peaks, Some(answer))) = replayed.next() else {
+        return Err(format!("{}: its replay did not end", named(&question)));
+    };
+    let mut reserved = answer.peak_reserved_range;
     let mut allocated = (peaks.peak_allocated_bytes, peaks.peak_allocated_bytes);
-    for (stream, _) in edited[1..].iter().filter(|_| sure != Sure::Certain) {
-        let other = Laboratory::of_prediction(stream).guess(&question).map_err(|error| error.to_string())?;
-        let other = Peaks::of(&other);
+    for (other, _) in replayed {
         reserved = with(reserved, other.peak_reserved_bytes);
         allocated = with(allocated, other.peak_allocated_bytes);
     }
@@ -436,10 +453,17 @@ pub(super) fn answered(
     if sure != Sure::Certain {
         let before = bench.laboratory.guess(&question).map_err(|error| error.to_string())?;
         let (before, now) = (Peaks::of(&before), peaks.peak_allocated_bytes);
-        let allocated = before.peak_allocated_bytes;
-        if allocated.abs_diff(now) as f64 <= AS_MUCH * allocated as f64 {
+        let was = before.peak_allocated_bytes;
+        if was.abs_diff(now) as f64 <= AS_MUCH * was as f64 {
             reserved = with(reserved, before.peak_reserved_bytes);
         }
+        let changes = &edited[0].1;
+        if changes.may_free_nothing {
+            reserved = with(reserved, before.peak_reserved_bytes);
+            allocated = with(allocated, before.peak_allocated_bytes);
+        }
+        reserved.0 = reserved.0.saturating_sub(changes.less);
+        allocated.0 = allocated.0.saturating_sub(changes.less);
     }
     let margins = edited[0].1.margins(sure);
     let simulated = best.simulated(question, answer);

@@ -39,9 +39,14 @@ pub(super) fn checkpoint(
         of_layers += sum(&mut members.map(|index| &program.tensors[*index]));
         let n: usize = stretches.iter().map(|stretch| stretch.layers.len()).sum();
         numbers.push(n);
-        is_uneven |= stretches
-            .iter()
-            .any(|stretch| are_uneven(stretch, |index| sum(&mut std::iter::once(&program.tensors[index]))));
+        for stretch in &stretches {
+            let (least, most) =
+                kept_by_each(stretch, |index| sum(&mut std::iter::once(&program.tensors[index])));
+            if most / 2 > least {
+                is_uneven = true;
+                changes.less = changes.less.max(most - least);
+            }
+        }
         is_shared |= stretches.iter().any(|stretch| shares_weights(program, &step, stretch));
         let mut first = 0;
         let own = &program.tensors[program.born_within(step.begin, step.passes[0].0 + 1)];
@@ -106,13 +111,14 @@ pub(super) fn checkpoint(
     if is_uneven {
         changes.note(
             Sure::Guess,
-            "layers that repeat keep different amounts: it is assumed that each does what the others do",
+            "layers that repeat keep different amounts: it is assumed that each does what the others do; at least: the largest are several, of which one at a time is recomputed",
         );
     }
     if is_shared {
+        changes.may_free_nothing = true;
         changes.note(
             Sure::Guess,
-            "the layers share their weights, as the steps of a recurrent network do: if each call of a module in them is checkpointed, its inputs are kept too",
+            "the layers share their weights, as the steps of a recurrent network do: if each call of a module in them is checkpointed, its inputs are kept too; at most: all that is kept now",
         );
     }
     if dropped > 0 {
@@ -128,11 +134,11 @@ pub(super) fn checkpoint(
     Ok(())
 }
 
-/// Whether some layers of a stretch keep more than twice as much as others; `kept` says what of a tensor is kept.
-fn are_uneven(stretch: &Stretch, kept: impl Fn(usize) -> u64) -> bool {
+/// What the layers of a stretch keep, at least and at most; `kept` says what of a tensor is kept. Where that differs much, a layer may be
+/// several of what the code calls one.
+fn kept_by_each(stretch: &Stretch, kept: impl Fn(usize) -> u64) -> (u64, u64) {
     let of_each = stretch.layers.iter().map(|layer| layer.iter().map(|index| kept(*index)).sum::<u64>());
-    let (least, most) = of_each.fold((u64::MAX, 0), |(least, most), it: u64| (it.min(least), it.max(most)));
-    most / 2 > least
+    of_each.fold((u64::MAX, 0), |(least, most), it: u64| (it.min(least), it.max(most)))
 }
 
 /// Whether layers use the same weights: the gradients of all are made in the backward pass of one of them.

@@ -143,6 +143,10 @@ pub struct Changes {
     pub recomputed_share: Option<f64>,
     /// Bytes that go to the host and back in each step.
     pub moved_bytes: Option<u64>,
+    /// By how many bytes the peaks may be lower than any replay, beyond the margins.
+    pub less: u64,
+    /// What the edit frees may stay: at most, the peaks are as recorded.
+    pub may_free_nothing: bool,
     margins: Margins,
 }
 

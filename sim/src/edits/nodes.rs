@@ -1,9 +1,11 @@
 //! Operations: which request of a forward pass belongs to which node of autograd, by the stacks that both have.
 
+use std::sync::Arc;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::program::{NEVER, Phase, Program, Purpose, Step};
-use crate::stacks::StackId;
+use crate::stacks::{StackId, Stacks};
 
 /// In which precision an operation runs under autocast (the lists of `torch.autocast` for CUDA).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,6 +99,9 @@ pub(super) struct Nodes {
     grids: FxHashSet<u32>,
     saves_output: FxHashSet<u32>,
     activations: FxHashSet<u32>,
+    /// Lines of norms that are written out: those that make a power of the input, and those that multiply with the root.
+    powers: FxHashSet<u32>,
+    roots: FxHashSet<u32>,
     /// Of each stack, that number.
     frames: Vec<u32>,
     /// Names of nodes show that the program runs under autocast already.
@@ -120,6 +125,7 @@ impl Nodes {
         let mut classes: FxHashMap<u32, Class> = FxHashMap::default();
         let mut has_casts = false;
         let [mut losses, mut grids, mut saves_output, mut activations] = <[FxHashSet<u32>; 4]>::default();
+        let [mut powers, mut roots] = <[FxHashSet<u32>; 2]>::default();
         for (stack, name) in &stacks.nodes {
             let Some(frames) = frames.get(stack.0 as usize) else { continue };
             let class = match &**name {
@@ -142,12 +148,32 @@ impl Nodes {
             if starts(name, IN_PLACE) {
                 activations.insert(*frames);
             }
+            if name.starts_with("Pow") {
+                powers.insert(*frames);
+            }
+            if name.starts_with("Rsqrt") {
+                roots.insert(*frames);
+            }
             let known = classes.entry(*frames).or_insert(class);
             // A line may do several things: a product decides.
             if class == Class::Half || *known == Class::Follows {
                 *known = class;
             }
         }
+        // A function that does both is a norm. One that only takes powers may be anything.
+        let functions = |of: &FxHashSet<u32>| -> FxHashSet<(Arc<str>, Arc<str>)> {
+            let lists = stacks.lists.iter().zip(&frames).filter(|(_, frames)| of.contains(frames));
+            lists.filter_map(|(list, _)| function(stacks, list)).collect()
+        };
+        let (with_powers, with_roots) = (functions(&powers), functions(&roots));
+        let mut is_of_norm: FxHashMap<u32, bool> = FxHashMap::default();
+        for (list, frames) in stacks.lists.iter().zip(&frames) {
+            let both = |it| with_powers.contains(&it) && with_roots.contains(&it);
+            is_of_norm.entry(*frames).or_insert_with(|| function(stacks, list).is_some_and(both));
+        }
+        let is_of_norm = |frames: &u32| is_of_norm.get(frames).copied().unwrap_or(false);
+        powers.retain(is_of_norm);
+        roots.retain(is_of_norm);
         let has = |list: &[&str]| stacks.nodes.values().any(|name| starts(name, list));
         Nodes {
             has_convolutions: has(&["Convolution", "CudnnConvolution"]),
@@ -158,6 +184,8 @@ impl Nodes {
             grids,
             saves_output,
             activations,
+            powers,
+            roots,
             frames,
             has_casts,
         }
@@ -186,9 +214,25 @@ impl Nodes {
         self.saves_output.contains(&self.frames(stack))
     }
 
+    /// Whether a norm that is written out takes a power of its input here.
+    pub(super) fn is_power_of_norm(&self, stack: StackId) -> bool {
+        self.powers.contains(&self.frames(stack))
+    }
+
+    /// Whether such a norm multiplies its input with the root of its mean power here.
+    pub(super) fn is_root_of_norm(&self, stack: StackId) -> bool {
+        self.roots.contains(&self.frames(stack))
+    }
+
     pub(super) fn is_loss(&self, stack: StackId) -> bool {
         self.losses.contains(&self.frames(stack))
     }
+}
+
+/// The innermost function of a stack, and its file.
+fn function(stacks: &Stacks, list: &[u32]) -> Option<(Arc<str>, Arc<str>)> {
+    let frame = stacks.frames.get(*list.first()? as usize)?;
+    Some((frame.name.clone(), frame.file.clone()))
 }
 
 /// A matrix product of a forward pass and its node.
@@ -302,13 +346,14 @@ pub(super) fn parts(program: &Program<'_>, step: &Step) -> FxHashSet<usize> {
         sums.entry(gradient.bytes).or_default().push(gradient.born);
     }
     let end = step.passes[step.passes.len() - 1].1;
+    sums.values_mut().for_each(|sums| sums.sort_unstable());
     let is_part = |index: &usize| {
         let it = &program.tensors[*index];
+        // The last sum that was asked for while it was held.
+        let last = |sums: &Vec<u64>| sums[..sums.partition_point(|sum| *sum < it.freed)].last().copied();
         it.node > 0
             && it.purpose != Purpose::Gradient
-            && sums.get(&it.bytes).is_some_and(|sums| {
-                sums.iter().any(|sum| it.born < *sum && *sum < it.freed && it.freed - sum < EVENTS)
-            })
+            && sums.get(&it.bytes).and_then(last).is_some_and(|sum| it.born < sum && it.freed - sum < EVENTS)
     };
     program.born_within(step.passes[0].0, end + 1).filter(is_part).collect()
 }

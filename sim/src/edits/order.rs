@@ -12,13 +12,14 @@ pub(super) fn ordered<T: Copy, K: Ord>(
 ) -> Vec<T> {
     let place = |event: &T| (moment(event) / GAP) as usize;
     let n_places = events.iter().map(&place).max().map_or(0, |last| last + 1);
-    let Some(first) = events.first().copied().filter(|_| n_places <= 4 * events.len()) else {
+    let is_dense = n_places <= 4 * events.len() && events.len() < u32::MAX as usize;
+    let Some(first) = events.first().copied().filter(|_| is_dense) else {
         let mut events = events;
         events.sort_by_key(|event| (moment(event), key(event)));
         return events;
     };
     // Where the events of each place begin, and after they were dealt out, where they end.
-    let mut ends = vec![0usize; n_places + 1];
+    let mut ends = vec![0u32; n_places + 1];
     for event in &events {
         ends[place(event) + 1] += 1;
     }
@@ -30,13 +31,13 @@ pub(super) fn ordered<T: Copy, K: Ord>(
     let mut dealt = vec![first; events.len()];
     for event in &events {
         let next = &mut ends[place(event)];
-        dealt[*next] = *event;
+        dealt[*next as usize] = *event;
         *next += 1;
     }
     let mut begin = 0;
     for end in ends.into_iter().take(n_places) {
         if end - begin > 1 {
-            dealt[begin..end].sort_by_key(|event| (moment(event), key(event)));
+            dealt[begin as usize..end as usize].sort_by_key(|event| (moment(event), key(event)));
         }
         begin = end;
     }

@@ -90,7 +90,7 @@ pub(super) fn cast(
     if precision == Precision::Bf16 {
         changes.note(
             Sure::Range,
-            "the loss is assumed to be computed in 32 bits, as most libraries do; at least: in 16",
+            "the loss, with what comes after the last product, and norms that are written out are assumed to be computed in 32 bits, as most libraries do; at least: in 16",
         );
     }
     Ok(())
@@ -239,7 +239,17 @@ impl Casting {
                 *held = until.max(*held);
             }
             is_half_at.insert(self.nodes.frames(it.stack), is_half);
-            last = Some(Last { index, is_half });
+            // A workspace is freed before anything else is made, and what its product made is not: nothing is made of it.
+            let next = recorded.get(index - own.start + 1).map_or(start, |next| next.born);
+            let is_workspace = class == Class::Half
+                && it.freed < next
+                && last.is_some_and(|last| {
+                    let made = recorded[last.index - own.start];
+                    made.stack == it.stack && made.freed > it.freed
+                });
+            if !is_workspace {
+                last = Some(Last { index, is_half });
+            }
         }
         for index in halves {
             program.tensors[index].bytes = program.tensors[index].bytes.div_ceil(2);
@@ -279,8 +289,17 @@ impl Casting {
         let end = step.passes[step.passes.len() - 1].1;
         let forward = program.born_within(step.begin, step.passes[0].0);
         let recorded: Vec<Tensor> = program.tensors[forward.clone()].to_vec();
-        let is_loss_in_half = self.end == End::Least;
+        // Libraries compute losses and norms that they write out in 32 bits; so does who writes nothing of it at the most.
+        let is_in_half = self.end == End::Least;
+        let powers = operations(program, step, &self.nodes, &|stack| self.nodes.is_power_of_norm(stack));
+        let end_of_power: FxHashMap<usize, u64> =
+            powers.iter().map(|product| (product.output, product.node.1)).collect();
+        let holds = Holds::of(program, forward.clone(), step.passes[0].0);
         let mut last: Option<usize> = None;
+        // What was made since the last product.
+        let mut tail: Vec<usize> = vec![];
+        let mut has_products = false;
+        let mut of_loss: FxHashSet<u32> = FxHashSet::default();
         let mut is_in_loss = false;
         for index in forward.clone() {
             let it = recorded[index - forward.start];
@@ -292,12 +311,53 @@ impl Casting {
             {
                 continue;
             }
-            if self.nodes.is_loss(it.stack) && !is_loss_in_half {
-                if let Some(last) = last.filter(|_| !is_in_loss) {
-                    self.temporary(recorded[last - forward.start].bytes, it.born - 1, it.born + (4 << 32));
+            if self.nodes.is_loss(it.stack) && !is_in_half {
+                if !is_in_loss {
+                    // What a model returns is cast before anything else is done with it.
+                    tail.retain(|_| has_products);
+                    for index in &tail {
+                        let whole = recorded[index - forward.start];
+                        program.tensors[*index].bytes = whole.bytes;
+                        of_loss.insert(self.nodes.frames(whole.stack));
+                    }
+                    let (first, freed) = match tail.first() {
+                        Some(first) => (recorded[first - forward.start], 1 << 32),
+                        None => (it, 4 << 32),
+                    };
+                    let cast = if tail.is_empty() {
+                        last.map(|last| recorded[last - forward.start])
+                    } else {
+                        Some(first)
+                    };
+                    if let Some(cast) = cast {
+                        self.temporary(cast.bytes, first.born - 1, first.born + freed);
+                    }
                 }
                 is_in_loss = true;
                 continue;
+            }
+            if self.nodes.is_power_of_norm(it.stack) && !is_in_half {
+                // The norm keeps its input in 32 bits, and the sum that it is a norm of needs nobody to keep it.
+                let until = end_of_power.get(&index).map_or(it.freed, |end| end + 3);
+                self.temporary(it.bytes, it.born - 1, until);
+                let input = last.filter(|last| recorded[last - forward.start].bytes == it.bytes);
+                let is_sum =
+                    |last: &usize| self.nodes.class(recorded[last - forward.start].stack) == Class::Joins;
+                if let Some(input) = input.filter(is_sum).filter(|_| self.end == End::Best) {
+                    let until = holds.until(program, input, End::Most);
+                    let input = &mut program.tensors[input];
+                    input.free_at(until.min(input.freed));
+                }
+                continue;
+            }
+            if self.nodes.is_root_of_norm(it.stack) && !is_in_half {
+                self.temporary(it.bytes, it.born - 1, it.born + 2);
+            }
+            if self.nodes.class(it.stack) == Class::Half {
+                tail.clear();
+                (has_products, is_in_loss) = (true, false);
+            } else {
+                tail.push(index);
             }
             program.tensors[index].bytes = it.bytes.div_ceil(2);
             last = Some(index);
@@ -312,7 +372,8 @@ impl Casting {
             if it.node == 0 || it.bytes < SMALL || is_of_model || it.freed == NEVER {
                 continue;
             }
-            if self.nodes.is_loss(it.stack) && !is_loss_in_half {
+            let is_of_loss = self.nodes.is_loss(it.stack) || of_loss.contains(&self.nodes.frames(it.stack));
+            if is_of_loss && !is_in_half {
                 last_of_loss = Some(it);
                 continue;
             }
@@ -323,7 +384,8 @@ impl Casting {
             }
             let is_staging =
                 ends.get(&it.node).is_some_and(|(since, last)| it.born > *since && it.freed < *last);
-            if !is_staging {
+            let is_of_norm = self.nodes.is_power_of_norm(it.stack) || self.nodes.is_root_of_norm(it.stack);
+            if !is_staging && (is_in_half || !is_of_norm) {
                 program.tensors[index].bytes = it.bytes.div_ceil(2);
             }
         }

@@ -155,18 +155,23 @@ impl Span {
     }
 }
 
-/// The most bytes that tensors hold at one moment, and that moment.
-pub(super) fn peak_of<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> (u64, u64) {
-    let mut changes: Vec<(u64, bool, u64)> = vec![];
-    for tensor in tensors {
-        changes.push((tensor.born, true, tensor.bytes));
-        if tensor.freed != NEVER {
-            changes.push((tensor.freed, false, tensor.bytes));
-        }
+/// The most bytes that tensors hold at one moment, and that moment. Of one moment, frees come first.
+pub(super) fn peak_of<'t>(tensors: impl IntoIterator<Item = &'t Tensor, IntoIter: Clone>) -> (u64, u64) {
+    let tensors = tensors.into_iter();
+    let n = tensors.size_hint().1.unwrap_or(0);
+    let (mut births, mut frees) = (Vec::with_capacity(n), Vec::with_capacity(n));
+    births.extend(tensors.clone().map(|tensor| (tensor.born, tensor.bytes)));
+    frees.extend(tensors.filter(|it| it.freed != NEVER).map(|it| (it.freed, it.bytes)));
+    if !births.is_sorted_by_key(|(at, _)| *at) {
+        births = ordered(births, |(at, _)| *at, |_| ());
     }
+    let mut frees = ordered(frees, |(at, _)| *at, |_| ()).into_iter().peekable();
     let (mut held, mut most) = (0u64, (0, 0));
-    for (at, is_born, bytes) in ordered(changes, |(at, ..)| *at, |(_, is_born, _)| *is_born) {
-        held = if is_born { held + bytes } else { held.saturating_sub(bytes) };
+    for (at, bytes) in births {
+        while let Some((_, freed)) = frees.next_if(|(freed, _)| *freed <= at) {
+            held = held.saturating_sub(freed);
+        }
+        held += bytes;
         if held > most.0 {
             most = (held, at);
         }
@@ -190,6 +195,8 @@ pub struct Program<'a> {
     /// Streams that the recorded program did not have.
     n_new_streams: u16,
     pub(super) lost_requests: usize,
+    /// Passes that make derivatives for a later one, and no gradients.
+    inner_passes: Vec<(u64, u64)>,
 }
 
 fn moment(op: usize) -> u64 {
@@ -230,6 +237,7 @@ impl<'a> Program<'a> {
             others: vec![],
             n_new_streams: 0,
             lost_requests: stream.ooms.len(),
+            inner_passes: vec![],
         };
         let marks = stream
             .ops
@@ -247,15 +255,17 @@ impl<'a> Program<'a> {
                 (at(first), at(last))
             })
             .collect();
-        let passes = program.passes_of_steps(passes);
+        let (passes, inner_passes) = program.passes_of_steps(passes);
+        program.inner_passes = inner_passes;
         program.number_nodes(&passes);
         program.find_steps(&passes);
         program.optimizer = Recorded::of(&program, stream);
         Ok(program)
     }
 
-    /// Without passes that make derivatives for a later one (`create_graph=True`) and no gradients: those are a part of the step's forward.
-    fn passes_of_steps(&self, passes: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    /// Those that make gradients, and those that make derivatives for a later one (`create_graph=True`), which are a part of the step's
+    /// forward pass.
+    fn passes_of_steps(&self, passes: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
         let makes = |(start, end): (u64, u64), purpose: Purpose| {
             let own = self.born_within(start - 1, end + 1);
             self.tensors[own].iter().any(|tensor| tensor.purpose == purpose)
@@ -263,8 +273,8 @@ impl<'a> Program<'a> {
         let is_own =
             |pass: &(u64, u64)| makes(*pass, Purpose::Gradient) || !makes(*pass, Purpose::Activation);
         match passes.iter().any(is_own) {
-            true => passes.into_iter().filter(is_own).collect(),
-            false => passes,
+            true => passes.into_iter().partition(is_own),
+            false => (passes, vec![]),
         }
     }
 
@@ -307,23 +317,28 @@ impl<'a> Program<'a> {
 
     /// Whether a backward pass keeps for a later one of its step what is no gradient: gradients of gradients.
     pub(super) fn differentiates_twice(&self) -> bool {
-        let most = self.peak().0;
-        let kept = |step: &Step| -> u64 {
-            let last = step.passes.last().map_or(0, |pass| pass.1);
-            let of_pass = |pass: &(u64, u64)| -> u64 {
-                let own = &self.tensors[self.born_within(pass.0, pass.1 + 1)];
-                let is_kept = |it: &&Tensor| {
-                    let is_own = it.phase == Phase::Backward
-                        && matches!(it.purpose, Purpose::Activation | Purpose::Temporary | Purpose::Other);
-                    is_own && it.freed > pass.1 + LATE && it.freed <= last + LATE
-                };
-                own.iter().filter(is_kept).map(|it| it.bytes).sum()
+        let kept = |pass: &(u64, u64), last: u64, is_of_graph: fn(Purpose) -> bool| -> u64 {
+            let own = &self.tensors[self.born_within(pass.0, pass.1 + 1)];
+            let is_kept = |it: &&Tensor| {
+                it.phase == Phase::Backward
+                    && is_of_graph(it.purpose)
+                    && it.freed > pass.1 + LATE
+                    && it.freed <= last + LATE
             };
-            step.passes.iter().map(of_pass).sum()
+            own.iter().filter(is_kept).map(|it| it.bytes).sum()
         };
-        self.steps
-            .iter()
-            .any(|step| step.passes.len() > 1 && kept(step).saturating_mul(LEAST_OF_SECOND_GRAPH) >= most)
+        let of_step = |step: &Step| -> u64 {
+            let last = step.passes.last().map_or(0, |pass| pass.1);
+            let is_of_graph =
+                |purpose| matches!(purpose, Purpose::Activation | Purpose::Temporary | Purpose::Other);
+            let own: u64 = step.passes.iter().map(|pass| kept(pass, last, is_of_graph)).sum();
+            // No gradients are made in these, whatever else looks like them.
+            let inner = self.inner_passes.iter().filter(|pass| step.begin < pass.1 && pass.1 <= last);
+            let inner: u64 = inner.map(|pass| kept(pass, last, |_| true)).sum();
+            own + inner
+        };
+        let most = self.steps.iter().map(of_step).max().unwrap_or(0);
+        most > 0 && most.saturating_mul(LEAST_OF_SECOND_GRAPH) >= self.peak().0
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -577,9 +592,9 @@ impl<'a> Program<'a> {
         const OTHER: u8 = 3;
         const BORN: u8 = 4;
         const BOUND: u8 = 5;
-        let mut events: Vec<(u64, u8, u32)> = Vec::with_capacity(self.tensors.len() * 2 + 64);
+        // Births are in order already: only the rest has to be put in order.
+        let mut events: Vec<(u64, u8, u32)> = Vec::with_capacity(self.tensors.len() + 1024);
         for (index, tensor) in (0..).zip(&self.tensors) {
-            events.push((tensor.born, BORN, index));
             if tensor.freed != NEVER {
                 events.push((tensor.freed, FREED, index));
             }
@@ -599,11 +614,22 @@ impl<'a> Program<'a> {
             }));
         }
         events.extend((0..).zip(&bounds).map(|(index, at)| (**at, BOUND, index)));
-        let events = ordered(events, |(at, ..)| *at, |(_, kind, index)| (*kind, *index));
-        for (rank, (_, kind, index)) in events.into_iter().enumerate() {
-            let (at, index) = (moment(rank), index as usize);
+        let mut events =
+            ordered(events, |(at, ..)| *at, |(_, kind, index)| (*kind, *index)).into_iter().peekable();
+        let (mut rank, mut next) = (0, 0);
+        loop {
+            let birth = self.tensors.get(next).map(|tensor| (tensor.born, BORN));
+            let event = events.next_if(|(at, kind, _)| birth.is_none_or(|birth| (*at, *kind) < birth));
+            let at = moment(rank);
+            rank += 1;
+            let Some((_, kind, index)) = event else {
+                let Some(born) = self.tensors.get_mut(next) else { break };
+                born.born = at;
+                next += 1;
+                continue;
+            };
+            let index = index as usize;
             match kind {
-                BORN => self.tensors[index].born = at,
                 FREED => {
                     let tensor = &mut self.tensors[index];
                     if tensor.done == tensor.freed {
@@ -666,33 +692,71 @@ impl<'a> Program<'a> {
     #[must_use]
     pub fn stream(&self) -> OpStream {
         let base = self.base;
-        let mut events: Vec<(u64, Op)> = Vec::with_capacity(self.tensors.len() * 3);
+        let is_in_order = self.tensors.is_sorted_by_key(|tensor| tensor.born);
+        debug_assert!(is_in_order, "an edit ends with `settle`");
+        /// Of one moment and one tensor, a free is requested before it is completed.
+        #[derive(Clone, Copy)]
+        enum End {
+            Both,
+            Requested,
+            Completed,
+            Mark(Op),
+        }
+        let mut ends: Vec<(u64, u32, End)> = Vec::with_capacity(self.tensors.len() + self.marks.len());
         let mut allocations = Vec::with_capacity(self.tensors.len());
         for tensor in self.tensors.iter().filter(|it| it.bytes > 0) {
-            let id = AllocId(allocations.len() as u32);
+            let id = allocations.len() as u32;
             let Tensor { bytes: requested, stack, stream, pool, .. } = *tensor;
             allocations.push(Allocation { requested, address: 0, stack, stream, pool });
-            events.push((tensor.born, Op::Alloc(id)));
-            if tensor.freed != NEVER {
-                events.push((tensor.freed, Op::FreeRequested(id)));
-            }
-            if tensor.done != NEVER {
-                events.push((tensor.done, Op::FreeCompleted(id)));
+            match (tensor.freed, tensor.done) {
+                (NEVER, NEVER) => {}
+                (freed, done) if freed == done => ends.push((freed, id, End::Both)),
+                (freed, NEVER) => ends.push((freed, id, End::Requested)),
+                (NEVER, done) => ends.push((done, id, End::Completed)),
+                (freed, done) => ends.extend([(freed, id, End::Requested), (done, id, End::Completed)]),
             }
         }
-        events.extend(self.marks.iter().copied());
-        // Stable: of one moment, a free is requested before it is completed.
-        let events = ordered(events, |(at, _)| *at, |_| ());
+        ends.extend(self.marks.iter().map(|(at, op)| (*at, u32::MAX, End::Mark(*op))));
+        // Stable, so that of one moment the earlier tensor comes first.
+        let mut ends = ordered(ends, |(at, ..)| *at, |_| ()).into_iter().peekable();
+        let mut births = (0..).zip(self.tensors.iter().filter(|it| it.bytes > 0)).peekable();
+        let mut ops: Vec<Op> = Vec::with_capacity(allocations.len() * 3 + self.marks.len());
+        let mut moments: Vec<u64> = vec![];
+        let keeps_moments = !self.others.is_empty();
+        loop {
+            let birth = births.peek().map(|(id, tensor)| (tensor.born, *id));
+            let n_before = ops.len();
+            let at = match ends.next_if(|(at, id, _)| birth.is_none_or(|birth| (*at, *id) < birth)) {
+                Some((at, id, end)) => {
+                    let id = AllocId(id);
+                    match end {
+                        End::Both => ops.extend([Op::FreeRequested(id), Op::FreeCompleted(id)]),
+                        End::Requested => ops.push(Op::FreeRequested(id)),
+                        End::Completed => ops.push(Op::FreeCompleted(id)),
+                        End::Mark(op) => ops.push(op),
+                    }
+                    at
+                }
+                None => {
+                    let Some((id, tensor)) = births.next() else { break };
+                    ops.push(Op::Alloc(AllocId(id)));
+                    tensor.born
+                }
+            };
+            if keeps_moments {
+                moments.extend(std::iter::repeat_n(at, ops.len() - n_before));
+            }
+        }
         let last = base.streams.last().copied().unwrap_or(0);
         let new = (1..=u64::from(self.n_new_streams)).map(|number| last.saturating_add(number));
         let streams: Vec<u64> = base.streams.iter().copied().chain(new).collect();
         let mut others = base.others.clone();
         for (change, at) in others.iter_mut().flat_map(|others| &mut others.changes).zip(&self.others) {
-            change.before_op = events.partition_point(|(event, _)| event < at) as u32;
+            change.before_op = moments.partition_point(|moment| moment < at) as u32;
         }
         OpStream {
             device: base.device,
-            ops: events.into_iter().map(|(_, op)| op).collect(),
+            ops,
             allocations,
             restored: vec![],
             streams,

@@ -437,6 +437,91 @@ fn activations_of_a_step_that_ran_out_are_not_edited() {
     assert!(checkpoint.apply(&program, End::Best).is_ok());
 }
 
+/// Two steps. An inner pass makes derivatives of so many MiB, which the pass that makes the gradient needs (`create_graph=True`).
+fn that_differentiates_twice(kept_mib: u64) -> (OpStream, Understood) {
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
+    for _ in 0..2 {
+        let kept = it.ask(8, LAYER, Purpose::Activation, Phase::Forward);
+        let derivative = it.ask(kept_mib, BACK, Purpose::Activation, Phase::Backward);
+        it.passes.push((derivative, derivative));
+        for _ in 0..6 {
+            let scratch = it.ask(1, SCRATCH, Purpose::Temporary, Phase::Forward);
+            it.free(scratch);
+        }
+        let gradient = it.ask(10, BACK, Purpose::Gradient, Phase::Backward);
+        it.passes.push((gradient, gradient));
+        it.free(derivative);
+        it.free(kept);
+        it.free(gradient);
+    }
+    let mut stream = it.builder.finish();
+    stream.stacks = Arc::new(stacks());
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+#[test]
+fn a_graph_that_an_inner_pass_keeps_is_not_edited() {
+    let offloaded = |kept_mib| {
+        let (stream, understood) = that_differentiates_twice(kept_mib);
+        let program = Program::of(&stream, &understood).expect("a training run");
+        let edits = Edits { offload: Some(Offload::Activations), ..NONE };
+        edits.apply(&program, End::Best).map(|_| ()).map_err(|why| why.0)
+    };
+    assert_eq!(offloaded(1), Ok(()));
+    let why = offloaded(30).expect_err("its graph is not known");
+    assert!(why.starts_with("the recorded run differentiates twice"), "{why}");
+}
+
+/// A sum of 8 MiB, and a norm of it that is written out: a power for a while, and what is kept. Then as much for a while as is named.
+fn that_writes_a_norm_out(scratch_mib: u64) -> (OpStream, Understood) {
+    const SUM: u32 = 6;
+    const POWER: u32 = 7;
+    const ROOT: u32 = 8;
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
+    for _ in 0..2 {
+        let sum = it.ask(8, SUM, Purpose::Activation, Phase::Forward);
+        let power = it.ask(8, POWER, Purpose::Temporary, Phase::Forward);
+        it.free(power);
+        let normed = it.ask(8, ROOT, Purpose::Activation, Phase::Forward);
+        let scratch = it.ask(scratch_mib, SCRATCH, Purpose::Temporary, Phase::Forward);
+        it.free(scratch);
+        let gradient = it.ask(10, BACK, Purpose::Gradient, Phase::Backward);
+        it.free(normed);
+        let back = it.ask(8, ROOT, Purpose::Temporary, Phase::Backward);
+        let of_power = it.ask(8, POWER, Purpose::Temporary, Phase::Backward);
+        it.passes.push((gradient, of_power));
+        it.free(back);
+        it.free(sum);
+        it.free(of_power);
+        it.free(gradient);
+    }
+    let mut stream = it.builder.finish();
+    let mut stacks = stacks();
+    let first = stacks.frames.len() as u32;
+    for line in [5, 6] {
+        stacks.frames.push(Frame { name: "Norm.forward".into(), file: "/job/norm.py".into(), line });
+    }
+    stacks.lists.extend([Box::from([3, 0]), Box::from([first, 1, 0]), Box::from([first + 1, 1, 0])]);
+    stacks.nodes.insert(StackId(SUM), Arc::from("AddBackward0"));
+    stacks.nodes.insert(StackId(POWER), Arc::from("PowBackward0"));
+    stacks.nodes.insert(StackId(ROOT), Arc::from("RsqrtBackward0"));
+    stream.stacks = Arc::new(stacks);
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+#[test]
+fn a_norm_that_is_written_out_keeps_its_input_in_32_bits() {
+    let (stream, understood) = that_writes_a_norm_out(200);
+    let program = Program::of(&stream, &understood).expect("a training run");
+    let edits = Edits { precision: Some(Precision::Bf16), optimizer: Some(Optimizer::Sgd), ..NONE };
+    let peak = |end| edits.apply(&program, end).expect("it can be cast").0.peak().0 / MIB;
+    // Beside half of the parameters and of what is there for a while: all in 16 bits, or the input as it was and the rest in 16.
+    assert_eq!(peak(End::Least), 5 + 100 + 4 + 4);
+    assert_eq!(peak(End::Most), 5 + 100 + 4 + 8 + 4);
+}
+
 #[test]
 fn what_is_not_a_training_run_is_refused() {
     let (mut stream, understood) = training();
