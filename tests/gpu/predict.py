@@ -278,7 +278,7 @@ def write(row):
 
 
 class Machine:
-    """So many processes at a time, and no more memory than the card has."""
+    """So many processes at a time, and no more memory than there is."""
 
     def __init__(self):
         total = int(subprocess.run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],

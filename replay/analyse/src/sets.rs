@@ -57,7 +57,9 @@ pub struct Earlier {
     pub site: SiteId,
     /// The program's own lines that made the earlier one, innermost first, and the later one: function, file, line.
     pub made_by: [Vec<(String, String, u32)>; 2],
-    /// Weights of the earlier one.
+    /// How many earlier ones.
+    pub sets: u64,
+    /// Weights of the earlier ones.
     pub weights: Bytes,
     /// Gradients and the optimizer's state from its time that are still held.
     pub beside: Bytes,
@@ -212,16 +214,19 @@ impl<'a> Maker<'a> {
                 generation.lives.retain(|idx| list[*idx].is_held_at(moment));
             }
             generations.retain(|it| it.lives.len() >= LEAST_BLOCKS || it.is_unfinished);
-            // More of them are growth.
-            let [earlier, later] = &*generations else { continue };
+            let [earlier @ .., later] = &*generations else { continue };
             found.extend(self.beside(site, earlier, later, moment));
         }
         found.into_iter().max_by_key(|it| it.weights.0 + it.beside.0)
     }
 
-    /// The earlier of two sets of a line, if it has the sizes of the later and nothing shows that it is used.
-    fn beside(&self, site: SiteId, earlier: &Generation, later: &Generation, moment: u32) -> Option<Earlier> {
+    /// The earlier sets of a line, if they have the sizes of the later and nothing shows that they are used.
+    fn beside(&self, site: SiteId, all: &[Generation], later: &Generation, moment: u32) -> Option<Earlier> {
         let list = &self.known.lives.list;
+        let (first, earlier) = (all.first()?, all.last()?);
+        if all.iter().any(|it| self.sizes(&it.lives) != self.sizes(&earlier.lives)) {
+            return None;
+        }
         let (worked, used_until) = later.worked?;
         let (sizes, of_later) = (self.sizes(&earlier.lives), self.sizes(&later.lives));
         let is_of_sizes = of_later.iter().all(|(size, n)| sizes.get(size).is_some_and(|had| had >= n));
@@ -232,7 +237,7 @@ impl<'a> Maker<'a> {
             return None;
         }
         let made = later.lives.first().map_or(moment.saturating_add(1), |idx| list[*idx].born);
-        let since_earlier = list[*earlier.lives.first()?].born;
+        let since_earlier = list[*first.lives.first()?].born;
         let is_of_earlier = |life: &Life| life.born < made && life.born > since_earlier;
         let is_of_size = |life: &Life| sizes.contains_key(&life.requested.0);
         // What training the earlier one made and is still there, and what was made of that kind since.
@@ -268,13 +273,18 @@ impl<'a> Maker<'a> {
             true if !old.is_empty() && !is_trained() => Since::Evaluated,
             true => return None,
         };
+        // Several that are kept on purpose, as members of an ensemble, keep nothing of their training.
+        if all.len() > 1 && old.is_empty() {
+            return None;
+        }
         let stacks = [earlier, later].map(|it| it.lives.first().map(|idx| list[*idx].stack));
         let failed = self.failed.map(|error| error.stack);
         Some(Earlier {
             site,
             made_by: stacks
                 .map(|stack| own_lines(self.known.definitions, stack.or(failed).unwrap_or_default())),
-            weights: Bytes(self.bytes(&earlier.lives)),
+            sets: all.len() as u64,
+            weights: Bytes(all.iter().map(|it| self.bytes(&it.lives)).sum()),
             beside: Bytes(old.values().sum()),
             used_until,
             since,

@@ -122,7 +122,7 @@ impl Watch for Caught<'_> {
         let thread = self.caller_of(event).unwrap_or(event.thread);
         // Frees happen while the error unwinds the stack; who asks again has caught it.
         if matches!(event.kind, EventKind::BlockAlloc(_) | EventKind::BlockOom(_)) {
-            self.went_on(thread, &path);
+            self.went_on(ledger, thread, &path);
         }
         self.threads.entry(thread).or_default().goes_to(path, event.time);
         if let EventKind::BlockOom(oom) = &event.kind {
@@ -169,7 +169,7 @@ impl<'a> Caught<'a> {
     }
 
     /// The first request of a thread after its error shows where that was caught.
-    fn went_on(&mut self, thread: ThreadId, path: &Path) {
+    fn went_on(&mut self, ledger: &Ledger, thread: ThreadId, path: &Path) {
         let waiting = |open: &&mut Open| open.thread == thread && open.caught.is_none();
         for open in self.open.iter_mut().filter(waiting) {
             let failed = &open.walk.path;
@@ -194,8 +194,17 @@ impl<'a> Caught<'a> {
             let is_convolution = innermost.is_some_and(|line| line.function.contains("conv"));
             // The lines of both are the same but for the last, which the operation that failed is part of.
             let is_in_place = depth + 1 >= failed.len() && is_convolution;
+            // An operation that fails frees its own result: what is still there was returned, by one that found another way.
+            let since = open.walk.at.last().copied().unwrap_or(open.time);
+            let is_of_call = |block: &Block| {
+                block.device == open.device
+                    && block.since >= since
+                    && self.paths.get(&block.stack).is_some_and(|of| of == failed)
+            };
+            let has_returned = ledger.live_blocks().any(|(_, block)| is_of_call(block));
             let is_user_code = line.is_some_and(|line| python_package(&line.file).is_none())
                 && !is_in_place
+                && !has_returned
                 && failed[..=depth] != path[..=depth];
             open.caught = Some(CaughtIn { depth, went_on, is_user_code, tried_again_at, is_called_anew });
         }

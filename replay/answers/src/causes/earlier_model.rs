@@ -3,13 +3,13 @@
 use super::{Case, Cause, Facts, Fix, Kind};
 use gputrace_analyse::sets::Since;
 use gputrace_schemas::event::Bytes;
-use gputrace_trace::words::{bytes, time};
+use gputrace_trace::words::{bytes, count, time};
 
 pub(super) const CAUSE: Cause = Cause {
     name: "an earlier model still held beside a new one",
     kind: Kind::Spare,
     needs: "two sets of weights of one line and the same sizes, with a model's work in between; what training the first created was not created again, no model has worked since, or none was trained since; where a request failed, the second may be as far as that",
-    against: "more such sets, which are growth; models made one after the other without work in between; an earlier one that steps still use",
+    against: "several such sets without gradients or state beside them, as of an ensemble; models made one after the other without work in between; an earlier one that steps still use",
     find,
 };
 
@@ -36,9 +36,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let (holder, drop) = held_by(facts, second);
     facts.is_much(sum).then(|| Case {
         what: format!(
-            "{} of weights of an earlier model are still held{beside}: this line later made a model of the same sizes{}, and no step has used the earlier one since {since}",
+            "{} of weights of {} are still held{beside}: this line later made a model of the same sizes{}, and no step has used {} since {since}",
             bytes(earlier.weights),
-            parted(second)
+            if earlier.sets == 1 { "an earlier model".to_owned() } else { format!("{} earlier models", count(earlier.sets)) },
+            parted(second),
+            if earlier.sets == 1 { "the earlier one" } else { "these" }
         ),
         site: format!("{}{}{holder}", facts.site(earlier.site), parted(first)),
         bytes: sum,

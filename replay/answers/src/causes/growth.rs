@@ -281,6 +281,16 @@ const KEEPERS: &[Keeper] = &[
     },
     Keeper {
         cause: cause(
+            "a result stored on `ctx` of its own `autograd.Function`",
+            "memory of a model's forward pass remains with its graph after each call, and by the program's source a function of autograd there stores what it returns on `ctx`",
+            "`ctx.save_for_backward`",
+        ),
+        claims: |facts, grown| kept(facts, grown).is_some_and(|it| it.how == How::Context),
+        why: "by the source, the result refers to itself through its graph, until Python's garbage collector runs",
+        fix: "use `ctx.save_for_backward(...)`",
+    },
+    Keeper {
+        cause: cause(
             "outputs of one layer kept",
             "one line of a model leaves blocks, and the memory of its other lines is freed",
             "several lines of a model that leave blocks, as autograd's graph does; several blocks of each call beside another line, as its inputs",

@@ -640,43 +640,64 @@ fn is_awaited(facts: &Facts<'_>, it: &Holding) -> bool {
 
 /// What a program needs most of, and how people need less of it.
 pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
-    let (name, less, most) = needed_most(facts)?;
+    let (mostly, most) = needed_most(facts)?;
     Some((
-        format!("{}{}", share_of(facts, name, most), lines_of(facts, most)),
-        offered(facts, most).unwrap_or(less),
+        format!("{}{}", share_of(facts, mostly.name, most), lines_of(facts, most)),
+        offered(facts, most).unwrap_or(mostly.less),
     ))
 }
 
-/// What a program needs most of, by its name, and the cause of a failure: on a card, and under a limit.
+/// What a program needs most of: its name, how people need less of it, and the cause of a failure, on a card and under a limit.
 struct Mostly {
     name: &'static str,
+    less: &'static str,
     on_card: Cause,
     under_limit: Cause,
 }
 
 macro_rules! mostly {
-    ($($name:literal),* $(,)?) => { &[$(Mostly {
-        name: $name,
-        on_card: cause(concat!("mostly ", $name), MOSTLY_NEEDS, "any other cause"),
-        under_limit: cause(
-            concat!("a limit that the program set, filled mostly by ", $name), MOSTLY_NEEDS, "any other cause",
-        ),
-    }),*] };
+    ($name:literal, $less:literal) => {
+        Mostly {
+            name: $name,
+            less: $less,
+            on_card: cause(concat!("mostly ", $name), MOSTLY_NEEDS, "any other cause"),
+            under_limit: cause(
+                concat!("a limit that the program set, filled mostly by ", $name),
+                MOSTLY_NEEDS,
+                "any other cause",
+            ),
+        }
+    };
 }
 
-const MOSTLY_NEEDS: &str = "a failed request, and of all that was held most of this kind; no other cause explains it, or fragmentation by less than an eighth of what is reserved";
+const MOSTLY_NEEDS: &str = "a failed request, and of all that was held most of this kind; no other cause explains it, or fragmentation by less than a quarter of what is reserved";
 
-const MOSTLY: &[Mostly] = mostly![
+static FROM_THE_START: Mostly =
+    mostly!("tensors held from the start", "keep fewer of these, or use a smaller dtype");
+static WEIGHTS: Mostly = mostly!(
     "weights",
-    "gradients",
-    "optimizer state",
-    "activations",
-    "outputs of a model that the program keeps",
-    "temporaries of one function",
-    "temporaries of the backward pass",
-    "a KV cache",
-    "tensors that the program keeps",
-];
+    "move what this phase does not use to the CPU; use a smaller dtype, or sharding (FSDP, ZeRO)"
+);
+static MOVED: Mostly = mostly!(
+    "weights, with more being moved to the device",
+    "convert the model before you move it (`model.to(torch.bfloat16).to(\"cuda\")`), load it in a smaller dtype, or shard it"
+);
+static GRADIENTS: Mostly = mostly!("gradients", "use a smaller dtype, or sharding (FSDP, ZeRO)");
+static STATE: Mostly = mostly!("optimizer state", "use an 8-bit or sharded optimizer (FSDP, ZeRO)");
+static OUTPUTS: Mostly =
+    mostly!("outputs of a model that the program keeps", "keep fewer of these on the GPU");
+static ACTIVATIONS: Mostly =
+    mostly!("activations", "use activation checkpointing (`torch.utils.checkpoint`), or a smaller batch");
+static TEMPORARIES: Mostly =
+    mostly!("temporaries of one function", "use a smaller batch, or do the same work in chunks");
+static OF_BACKWARD: Mostly = mostly!("temporaries of the backward pass", "use a smaller batch");
+static CACHE: Mostly =
+    mostly!("a KV cache", "run fewer or shorter sequences, or lower `gpu_memory_utilization`");
+static OF_OPTIMIZER: Mostly = mostly!("temporaries of the optimizer", "use `fused=True`");
+static COPY: Mostly = mostly!("a copy of the weights", "keep the copy on the CPU");
+static DATA: Mostly =
+    mostly!("tensors that the program keeps", "keep these on the CPU, or use a smaller dtype");
+static SCORES: Mostly = mostly!("attention scores", "use `scaled_dot_product_attention`");
 
 /// What a failed program needs most of, where no cause is known.
 pub(super) fn most(facts: &Facts<'_>) -> Option<(&'static Cause, Kind, Case)> {
@@ -685,9 +706,8 @@ pub(super) fn most(facts: &Facts<'_>) -> Option<(&'static Cause, Kind, Case)> {
         return None;
     }
     let held = facts.held?;
-    let (name, less, most) = needed_most(facts)?;
-    let mostly = MOSTLY.iter().find(|it| it.name == name)?;
-    let text = share_of(facts, name, most);
+    let (mostly, most) = needed_most(facts)?;
+    let text = share_of(facts, mostly.name, most);
     if most.bytes.0.saturating_mul(MOSTLY_LEAST) < held.bytes.0 {
         return None;
     }
@@ -707,7 +727,7 @@ pub(super) fn most(facts: &Facts<'_>) -> Option<(&'static Cause, Kind, Case)> {
             "certain of the bytes; their purpose is inferred, and whether the program needs them is not known"
                 .into(),
         fix: Fix::words(
-            format!("{}{raise}", offered(facts, most).unwrap_or(less)),
+            format!("{}{raise}", offered(facts, most).unwrap_or(mostly.less)),
             if facts.remedy().is_none() { "no allocator setting makes it fit" } else { "" },
         ),
         verb: "oom",
@@ -769,45 +789,33 @@ fn share_of(facts: &Facts<'_>, name: &str, most: &Holding) -> String {
     format!("{} of {} are {name}", bytes(most.bytes), bytes(held))
 }
 
-/// What most of the memory is, by its name, and how people need less of it.
-fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(&'static str, &'static str, &'a Holding)> {
+/// What most of the memory is, and how people need less of it.
+fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(&'static Mostly, &'a Holding)> {
     let held = facts.held.filter(|held| held.bytes.0 > 0)?;
     let most = held.holdings.first()?;
-    let (name, less) = match most.purpose {
-        Purpose::Weights if !most.signs.has(Sign::Model) => {
-            ("tensors held from the start", "keep fewer of these, or use a smaller dtype")
-        }
-        Purpose::Weights if is_moving(facts) => (
-            "weights, and more of them are being moved to the device",
-            "convert the model before you move it (`model.to(torch.bfloat16).to(\"cuda\")`), load it in a smaller dtype, or shard it",
-        ),
-        Purpose::Weights => (
-            "weights",
-            "move what this phase does not use to the CPU; use a smaller dtype, or sharding (FSDP, ZeRO)",
-        ),
-        Purpose::Gradients => ("gradients", "use a smaller dtype, or sharding (FSDP, ZeRO)"),
-        Purpose::State => ("optimizer state", "use an 8-bit or sharded optimizer (FSDP, ZeRO)"),
+    let mostly = match most.purpose {
+        Purpose::Weights if !most.signs.has(Sign::Model) => &FROM_THE_START,
+        Purpose::Weights if is_moving(facts) => &MOVED,
+        Purpose::Weights => &WEIGHTS,
+        Purpose::Gradients => &GRADIENTS,
+        Purpose::State => &STATE,
         // What the first forward pass holds when it fails, a backward pass would need.
         Purpose::Activations
             if !is_awaited(facts, most) && (facts.failure.is_none() || facts.has_stepped()) =>
         {
-            ("outputs of a model that the program keeps", "keep fewer of these on the GPU")
+            &OUTPUTS
         }
-        Purpose::Activations => {
-            ("activations", "use activation checkpointing (`torch.utils.checkpoint`), or a smaller batch")
-        }
-        Purpose::Temporaries => {
-            ("temporaries of one function", "use a smaller batch, or do the same work in chunks")
-        }
-        Purpose::BackwardTemporaries => ("temporaries of the backward pass", "use a smaller batch"),
-        Purpose::Cache => ("a KV cache", "run fewer or shorter sequences, or lower `gpu_memory_utilization`"),
-        Purpose::OptimizerTemporaries => ("temporaries of the optimizer", "use `fused=True`"),
-        Purpose::Copy | Purpose::Loaded => ("a copy of the weights", "keep the copy on the CPU"),
-        Purpose::Data => ("tensors that the program keeps", "keep these on the CPU, or use a smaller dtype"),
-        Purpose::Attention => ("attention scores", "use `scaled_dot_product_attention`"),
+        Purpose::Activations => &ACTIVATIONS,
+        Purpose::Temporaries => &TEMPORARIES,
+        Purpose::BackwardTemporaries => &OF_BACKWARD,
+        Purpose::Cache => &CACHE,
+        Purpose::OptimizerTemporaries => &OF_OPTIMIZER,
+        Purpose::Copy | Purpose::Loaded => &COPY,
+        Purpose::Data => &DATA,
+        Purpose::Attention => &SCORES,
         Purpose::GraphOfLoop | Purpose::GraphUnused | Purpose::GraphRetained => return None,
         Purpose::GraphOfCall | Purpose::Converted | Purpose::Collected | Purpose::Workspaces => return None,
         Purpose::Buckets | Purpose::Before | Purpose::Other => return None,
     };
-    Some((name, less, most))
+    Some((mostly, most))
 }

@@ -9,7 +9,7 @@ pub(super) const CAUSE: Cause = Cause {
     name: "left idle after its work",
     kind: Kind::Kept,
     needs: "at least a fifth of the peak that a function allocated and ran a model with, and that stayed long after its last call",
-    against: "captured graphs, which use memory without requesting any; later calls of the function",
+    against: "captured graphs, which use memory without requesting any; later calls of the function; a caller that uses what it returned, by the program's source",
     find,
 };
 
@@ -20,8 +20,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     }
     let idle = facts.lifetimes?.idle.iter().max_by_key(|idle| idle.bytes)?;
     // Gradients, state and weights are used by what reads them.
-    let role =
-        facts.holders().find(|holder| holder.site == idle.site).map_or("", |holder| facts.role(holder));
+    let holder = facts.holders().find(|holder| holder.site == idle.site);
+    let role = holder.map_or("", |holder| facts.role(holder));
+    if holder.is_some_and(|holder| facts.sources.uses_result(&holder.own, &idle.function)) {
+        return None;
+    }
     if matches!(role, "parameters" | "weights" | "gradients" | "optimizer state" | "workspaces") {
         return None;
     }

@@ -8,9 +8,9 @@ use gputrace_report::sections::cache;
 use gputrace_trace::words::{bytes, count};
 
 /// Sizes of a line that each were larger than all before.
-const LEAST_SIZES: u64 = 8;
-/// Two sizes follow one another if they differ by less than so many percent.
-const NEXT: u64 = 115;
+const LEAST_SIZES: u64 = 5;
+/// Of parts of equal sizes, the joined one grows from the n-th to the next size by one part in n: so many percent more at most.
+const SLACK: u64 = 5;
 
 pub(super) const CAUSE: Cause = Cause {
     name: "a cache concatenated at each step (`torch.cat`)",
@@ -33,11 +33,12 @@ pub(super) const RESULTS: Cause = Cause {
 fn old(holder: &Holder, is_cache: bool) -> Bytes {
     let largest = holder.sizes.last_key_value().map_or(0, |(size, _)| size.0);
     let mut sizes = holder.sizes.iter().filter(|(size, _)| size.0.saturating_mul(OTHER_TENSOR) >= largest);
+    let next = 100 + SLACK + 100 / holder.rising_sizes.max(1);
     match (sizes.next(), sizes.next(), sizes.next()) {
         (Some((old, n)), Some((new, of_new)), None)
             // Several results are joined one after the other before the old ones go; of a cache, each layer's goes at once.
             if (n.abs_diff(*of_new) <= 1 || !is_cache && of_new < n)
-                && new.0.saturating_mul(100) <= old.0.saturating_mul(NEXT) =>
+                && new.0.saturating_mul(100) <= old.0.saturating_mul(next) =>
         {
             Bytes(old.0.saturating_mul(*n))
         }

@@ -46,6 +46,7 @@ mod stray_device;
 pub(crate) mod streams_made_anew;
 mod taken_in_advance;
 mod uneven_devices;
+mod untaken_checkpointing;
 mod unused_gradients;
 mod upcast_logits;
 mod weights_beyond_card;
@@ -83,6 +84,7 @@ pub const CAUSES: &[Cause] = &[
     odd_batch::CAUSE,
     one_request::CAUSE,
     one_request::FEW,
+    one_request::OF_LIMIT,
     one_request::PREVIOUS,
     one_request::TWICE,
     own_setting::CAUSE,
@@ -98,6 +100,7 @@ pub const CAUSES: &[Cause] = &[
     taken_in_advance::CAUSE,
     taken_in_advance::FILLED,
     uneven_devices::CAUSE,
+    untaken_checkpointing::CAUSE,
     unused_gradients::CAUSE,
     unused_gradients::KEPT,
     upcast_logits::CAUSE,
@@ -141,7 +144,7 @@ impl Kind {
             Kind::Abandoned => ("abandoned", "a pool was left behind"),
             Kind::Wasted => ("wasted", "memory was reserved and not used"),
             Kind::Uneven => ("uneven", "uneven devices"),
-            Kind::Beyond => ("beyond", "more memory than the card has"),
+            Kind::Beyond => ("beyond", "more memory than there is"),
             Kind::Elsewhere => ("elsewhere", "other processes hold the memory"),
             Kind::Peak => ("peak", "the peak can be lower"),
             Kind::Spare => ("nothing_wrong", "nothing is wrong; the peak could be lower"),

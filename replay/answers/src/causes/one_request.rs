@@ -4,11 +4,20 @@ use gputrace_schemas::event::Bytes;
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::{Holder, Sign};
-use gputrace_trace::ledger::SiteId;
+use gputrace_trace::ledger::{SiteId, Wall};
 use gputrace_trace::words::{bytes, count};
 
 /// A tensor is repeated at most so many times: larger multiples are by chance.
 const MOST_TIMES: u64 = 256;
+
+/// The same of a limit.
+pub(super) const OF_LIMIT: Cause = Cause {
+    name: "one request for more than half of a limit that the program set",
+    kind: Kind::Beyond,
+    needs: "a request that failed although the device had room, for more than all that was reserved then",
+    against: "more in use than was requested",
+    find: of_limit,
+};
 
 pub(super) const CAUSE: Cause = Cause {
     name: "one request larger than the card",
@@ -61,6 +70,7 @@ fn few(facts: &Facts<'_>) -> Option<Case> {
     // What a model makes is as large as what it is called with.
     let of_model = near.iter().copied().find(|it| it.signs.has(Sign::Forward));
     let fix = match of_model {
+        _ if makes_logits(facts, error.site) => OF_LOGITS,
         Some(_) => {
             "call the model with fewer items at a time (a smaller batch, parts of the input), or work in chunks inside it"
         }
@@ -109,11 +119,8 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
         && asked.0.saturating_mul(4) >= needed
         && facts.has_tried_settings()
         && facts.remedy().is_none();
-    let text = own.and_then(|own| facts.sources.text(&own.file, own.line)).unwrap_or_default();
-    let fix = match LOGITS.iter().any(|word| text.contains(word)) {
-        true => {
-            "take what you need of the logits before the softmax (`logits.gather(...) - logits.logsumexp(-1)`), work in chunks of the sequence, or use a smaller batch"
-        }
+    let fix = match makes_logits(facts, error.site) {
+        true => OF_LOGITS,
         false => {
             "work in chunks (`torch.chunk`), or never build it: `torch.cdist`, `torch.sparse.mm`, indices, or `expand` instead of `repeat`"
         }
@@ -137,6 +144,15 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
         verb: "oom",
     })
 }
+
+/// Whether the program's line, or what it calls, makes as much of logits as they are.
+fn makes_logits(facts: &Facts<'_>, site: SiteId) -> bool {
+    let Some(own) = facts.story.ledger.sites.site(site) else { return false };
+    let text = facts.sources.text(&own.file, own.line).unwrap_or_default();
+    LOGITS.iter().any(|word| text.contains(word) || own.inside.contains(word.trim_end_matches('(')))
+}
+
+const OF_LOGITS: &str = "these are logits: compute the loss in chunks of the sequence (a fused or chunked cross-entropy), take what you need before the softmax (`logits.gather(...) - logits.logsumexp(-1)`), or use a smaller batch";
 
 /// Makes as much of logits as they are.
 const LOGITS: [&str; 3] = ["softmax(", "cross_entropy(", "nll_loss("];
@@ -191,6 +207,44 @@ fn previous(facts: &Facts<'_>) -> Option<Case> {
     })
 }
 
+fn of_limit(facts: &Facts<'_>) -> Option<Case> {
+    let Failure::Torch(_, error) = facts.failure? else { return None };
+    let asked = error.requested.unwrap_or(error.bytes);
+    let is_most = error.wall() == Wall::Limit && asked >= error.reserved;
+    let (times, fix) = what_of(facts, asked);
+    is_most.then(|| Case {
+        what: format!(
+            "this one request is too large for the limit that the program set: {} were in use{times}",
+            bytes(error.allocated)
+        ),
+        site: facts.site(error.site),
+        bytes: asked,
+        sure: "certain: the device had room, and the request is more than all that PyTorch had reserved"
+            .into(),
+        fix: Fix::words(fix, ""),
+        verb: "oom",
+    })
+}
+
+/// What the size of a request says, and what to do against it.
+fn what_of(facts: &Facts<'_>, asked: Bytes) -> (String, &'static str) {
+    let Some((times, holder)) = multiple(facts, asked) else {
+        return (
+            String::new(),
+            "build it in chunks, or avoid the dense tensor (`torch.cdist` or a matrix product for distances, `scatter_reduce`, `index_add`), or reduce its size",
+        );
+    };
+    (
+        format!(
+            "; it is exactly {} times the {} that {} allocated: perhaps a `repeat`, or an `expand` made contiguous",
+            count(times),
+            bytes(Bytes(asked.0 / times)),
+            facts.site(holder.site)
+        ),
+        "work in chunks, or broadcast the smaller tensor (`expand` instead of `repeat`, without `.contiguous()` or `reshape`)",
+    )
+}
+
 /// What JAX asks for at once is mostly the memory that an executable works in.
 const OF_JAX: &str = "use a smaller batch or `jax.lax.map(..., batch_size=n)`; for gradients of `lax.scan`, use `jax.checkpoint` on its body";
 
@@ -221,21 +275,9 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     } else {
         format!("{} of the card's {} were in use", bytes(used), bytes(total))
     };
-    let (times, fix) = match multiple(facts, asked) {
-        Some((times, holder)) => (
-            format!(
-                "; it is exactly {} times the {} that {} allocated: perhaps a `repeat`, or an `expand` made contiguous",
-                count(times),
-                bytes(Bytes(asked.0 / times)),
-                facts.site(holder.site)
-            ),
-            "work in chunks, or broadcast the smaller tensor (`expand` instead of `repeat`, without `.contiguous()` or `reshape`)",
-        ),
-        None if matches!(failure, Failure::Jax(..)) => (String::new(), OF_JAX),
-        None => (
-            String::new(),
-            "build it in chunks, or avoid the dense tensor (`scatter_reduce`, `index_add`), or reduce its size",
-        ),
+    let (times, fix) = match failure {
+        Failure::Jax(..) => (String::new(), OF_JAX),
+        Failure::Torch(..) | Failure::Refused(_) => what_of(facts, asked),
     };
     Some(Case {
         what: format!("this one request is too large: {than}{times}"),

@@ -37,9 +37,11 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         }
         _ => cycles.peak,
     };
+    // What has not been collected when a request fails may have been more.
+    let most = if facts.failure.is_some() { "at least" } else { "up to" };
     (held.0.saturating_mul(LEAST) >= peak).then(|| Case {
         what: format!(
-            "up to {} of a peak of {} waited for Python's garbage collector: reference cycles held them",
+            "{most} {} of a peak of {} waited for Python's garbage collector: reference cycles held them",
             bytes(held),
             bytes(Bytes(peak))
         ),

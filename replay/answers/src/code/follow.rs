@@ -28,6 +28,15 @@ pub(crate) enum How {
     Carried,
     /// `self.kept = value`: the last one.
     Attribute,
+    /// `ctx.kept = result` in a function of autograd: the result's graph refers to the result.
+    Context,
+}
+
+impl How {
+    /// How much more likely it is to be what keeps many values than another: a container by key may hold one only.
+    fn accumulates(self) -> bool {
+        !matches!(self, How::Entry | How::Attribute)
+    }
 }
 
 /// A statement that keeps a value.
@@ -44,6 +53,8 @@ pub(crate) struct Keeper {
     pub(crate) is_hook: bool,
     /// Lines of other statements of that function that keep it as well.
     pub(crate) more: Vec<u32>,
+    /// The value is no tensor, but several of them.
+    pub(crate) is_several: bool,
 }
 
 impl Keeper {
@@ -69,6 +80,12 @@ impl Keeper {
                 Some(statement) => format!("at {at}, write `{statement}`"),
                 None => format!("detach what {at} passes to the next turn: `x = x.detach()`"),
             },
+            How::Context => {
+                format!(
+                    "at {at}, write `ctx.save_for_backward({})`, and read `ctx.saved_tensors` in `backward`",
+                    self.value
+                )
+            }
             How::Joined => {
                 format!(
                     "at {at}, collect the parts on the CPU and join them once, or write into one preallocated tensor"
@@ -93,7 +110,7 @@ impl Keeper {
             .filter(|it| parts(it, ',').len() == 1);
         let value = inner.unwrap_or(whole);
         // Several tensors have no one method.
-        let is_several = value.starts_with(['(', '[', '{']) && !is_chain_of_one(value);
+        let is_several = self.is_several || value.starts_with(['(', '[', '{']) && !is_chain_of_one(value);
         let is_unpacked = self.how == How::Carried
             && assigned(&self.text).is_some_and(|(target, ..)| parts(target, ',').len() > 1);
         // A statement that is not shown whole is none to write.
@@ -110,10 +127,11 @@ impl Keeper {
         let (before, after) = (&self.text[..at], &self.text[at + value.len()..]);
         let is_number = NUMBERS.iter().any(|name| value.to_ascii_lowercase().contains(name));
         let less = match self.how {
+            How::Attribute if value.contains(".detach()") => ".cpu()",
             How::Attribute | How::Carried => ".detach()",
             How::Total if inner.is_none() => ".item()",
             _ if is_number => ".item()",
-            _ if value.ends_with(".detach()") => ".cpu()",
+            _ if value.contains(".detach()") => ".cpu()",
             // What a hook gets is large itself.
             _ if has_graph && !self.is_hook => ".detach()",
             _ => ".detach().cpu()",
@@ -157,7 +175,7 @@ const DEEPEST: usize = 2;
 
 /// What keeps the memory that a stack requested: its lines of the program's own, innermost first.
 pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements>>) -> Option<Keeper> {
-    let (mut local, mut attribute, mut hook) = (None, None, None);
+    let (mut local, mut attribute, mut hook, mut context) = (None, None, None, None);
     for (_, name, line) in lines {
         let statements = file(name)?;
         let (own, function) = statements.function_at(*line)?;
@@ -170,13 +188,75 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
             return Some(Found::at(decorator, How::Memoized, "").named(name, false));
         }
         local = local.or_else(|| walk.local.map(|found| found.named(name, false)));
+        context =
+            context.or_else(|| of_context(&statements, &function).map(|found| found.named(name, false)));
         attribute = attribute.or_else(|| walk.attribute.map(|found| found.named(name, false)));
         hook = hook.or_else(|| of_hook(&statements).map(|found| found.named(name, true)));
         if !walk.returns {
             break;
         }
     }
-    local.or(hook).or(attribute)
+    context.or(local).or(hook).or(attribute)
+}
+
+/// Names in a function that are containers, by what the function does with them or by what it assigns to them.
+fn several(statements: &Statements, function: &Function<'_>, depth: usize) -> BTreeSet<String> {
+    let of_star = function.parameters().filter(|it| function.has_star(it)).map(str::to_owned);
+    let mut names: BTreeSet<String> = of_star.collect();
+    for statement in &function.body {
+        let text = statement.text.as_str();
+        // What strings say is not in the text.
+        for word in words(text) {
+            let is_used_so = ["[\"\"]", ".items()", ".keys()", ".update("]
+                .iter()
+                .any(|use_of| text.contains(&format!("{word}{use_of}")));
+            if is_used_so {
+                names.insert(word.to_owned());
+            }
+        }
+        let Some((target, "=", value)) = assigned(text) else { continue };
+        let of_call = || calls(value).next().filter(|_| value.ends_with(')'));
+        let is_several = is_container(value)
+            || depth < DEEPEST
+                && of_call().is_some_and(|(name, _)| {
+                    let of = statements.function_named(name);
+                    of.is_some_and(|of| {
+                        let inner = several(statements, &of, depth + 1);
+                        let mut returned = of.body.iter().filter_map(|it| it.text.strip_prefix("return "));
+                        returned.any(|value| is_container(value) || inner.contains(value.trim()))
+                    })
+                });
+        if is_several && target.chars().all(is_word) {
+            names.insert(target.to_owned());
+        }
+    }
+    names
+}
+
+fn is_container(value: &str) -> bool {
+    let value = value.trim();
+    let is_made =
+        value.starts_with(['{', '[']) || ["dict(", "list(", "tuple("].iter().any(|it| value.starts_with(it));
+    is_made || parts(value, ',').len() > 1
+}
+
+/// What a function of autograd that these lines use keeps of its own result.
+fn of_context(statements: &Statements, function: &Function<'_>) -> Option<Found> {
+    function.body.iter().find_map(|it| {
+        let at = it.text.find(".apply(")?;
+        let class = it.text[..at].rsplit(|c| !is_word(c)).next()?;
+        let body = statements.class_named(class)?;
+        let is_of_autograd = body.first()?.text.contains("Function");
+        let forward = body.iter().find(|it| it.text.starts_with("def forward(ctx"))?;
+        let (_, forward) = statements.function_at(forward.lines.0 + 1)?;
+        let returned: Vec<&str> =
+            forward.body.iter().filter_map(|it| it.text.strip_prefix("return ")).flat_map(words).collect();
+        forward.body.iter().filter(|_| is_of_autograd).find_map(|it| {
+            let (target, "=", value) = assigned(&it.text)? else { return None };
+            let is_kept = target.starts_with("ctx.") && returned.contains(&value);
+            is_kept.then(|| Found::at(it, How::Context, value))
+        })
+    })
 }
 
 /// What a function that the file registers as a hook keeps of its arguments.
@@ -222,6 +302,7 @@ struct Found {
     line: u32,
     text: String,
     value: String,
+    is_several: bool,
 }
 
 impl Found {
@@ -229,12 +310,12 @@ impl Found {
         let is_long = statement.shown.chars().count() > MOST_SHOWN;
         let text: String = statement.shown.chars().take(MOST_SHOWN).collect();
         let text = if is_long { text + CUT } else { text };
-        Found { how, line: statement.lines.0, text, value: value.trim().to_owned() }
+        Found { how, line: statement.lines.0, text, value: value.trim().to_owned(), is_several: false }
     }
 
     fn named(self, file: &str, is_hook: bool) -> Keeper {
-        let Found { how, line, text, value } = self;
-        Keeper { how, file: file.to_owned(), line, text, value, is_hook, more: vec![] }
+        let Found { how, line, text, value, is_several } = self;
+        Keeper { how, file: file.to_owned(), line, text, value, is_hook, more: vec![], is_several }
     }
 }
 
@@ -252,6 +333,8 @@ struct Walk<'a> {
     names: BTreeSet<String>,
     /// Names of containers that the function makes.
     made: BTreeSet<&'a str>,
+    /// Names of dicts, tuples and lists: no tensors, but several.
+    several: BTreeSet<String>,
     /// Lines of statements in a loop that may carry a state from turn to turn. A model's own loop goes through its layers.
     loops: BTreeSet<u32>,
     body: Vec<&'a Statement>,
@@ -283,6 +366,7 @@ impl<'a> Walk<'a> {
             own,
             names,
             loops,
+            several: several(statements, function, 0),
             made: made.filter(|target| target.chars().all(is_word)).collect(),
             body: function.body.clone(),
             kept: None,
@@ -329,9 +413,13 @@ impl<'a> Walk<'a> {
                 return None;
             }
             let function = statements.function_named(name)?;
-            let positional = function.parameters().filter(|it| *it != "self" && *it != "cls");
+            let positional: Vec<&str> =
+                function.parameters().filter(|it| *it != "self" && *it != "cls").collect();
+            // `*items` takes what is left.
+            let rest = positional.last().filter(|name| function.has_star(name));
             let mut names = BTreeSet::new();
-            for (argument, parameter) in arguments.iter().zip(positional) {
+            for (at, argument) in arguments.iter().enumerate() {
+                let Some(parameter) = positional.get(at).or(rest).copied() else { break };
                 // `f(x=value)`
                 let (parameter, argument) = match assigned(argument) {
                     Some((keyword, "=", value)) => (keyword, value),
@@ -357,8 +445,16 @@ impl<'a> Walk<'a> {
         self.names.iter().any(|name| carries(part, name))
     }
 
+    fn found(&self, statement: &Statement, how: How, value: &str) -> Found {
+        Found { is_several: self.several.contains(value.trim()), ..Found::at(statement, how, value) }
+    }
+
     fn put(&mut self, container: &str, found: Found) {
         let root = container.split(['.', '[']).next().unwrap_or_default().trim();
+        // A part of the value itself is replaced: `out["loss"] = out["loss"].detach()`.
+        if self.names.contains(root) && !self.made.contains(root) {
+            return;
+        }
         if self.made.contains(root) {
             self.names.insert(root.to_owned());
             self.local.get_or_insert(found);
@@ -370,6 +466,7 @@ impl<'a> Walk<'a> {
     fn keep(&mut self, found: Found) {
         match &self.kept {
             None => self.kept = Some(found),
+            Some(first) if !first.how.accumulates() && found.how.accumulates() => self.kept = Some(found),
             Some(first) if first.line != found.line && !self.more.contains(&found.line) => {
                 self.more.push(found.line)
             }
@@ -390,7 +487,7 @@ impl<'a> Walk<'a> {
             let values: Vec<&&str> = of_call.iter().filter(|it| self.carries(statement, it)).collect();
             if let Some(first) = values.first() {
                 let value = if values.len() == 1 { **first } else { "" };
-                self.put(container, Found::at(statement, How::Added, value));
+                self.put(container, self.found(statement, How::Added, value));
             }
             return;
         }
@@ -417,8 +514,12 @@ impl<'a> Walk<'a> {
         let term = if added.len() == 1 { *added[0] } else { "" };
         let refers = carries_any(value, target)
             || value.contains(&format!("{}.get(", target.split('[').next().unwrap_or_default()));
-        let is_sum = terms.len() > 1 && refers;
-        if operator == "+=" {
+        // A name of the function's own adds up only in a loop.
+        let adds_up = !is_plain || self.loops.contains(&statement.lines.0) || self.is_of_outer(target);
+        let is_sum = terms.len() > 1 && refers && adds_up;
+        if operator == "+=" && !adds_up {
+            self.names.insert(target.to_owned());
+        } else if operator == "+=" {
             let how = if value.starts_with('[') { How::Added } else { How::Total };
             self.keep(Found::at(statement, how, value));
         } else if is_joined(value) && refers {
@@ -430,7 +531,7 @@ impl<'a> Walk<'a> {
             let new = added.iter().find(|it| !carries_any(it, target)).map_or("", |it| self.named_in(it));
             self.keep(Found::at(statement, How::Carried, new));
         } else if target.ends_with(']') && !target.starts_with('[') {
-            self.put(target, Found::at(statement, How::Entry, value));
+            self.put(target, self.found(statement, How::Entry, value));
         } else if (value.starts_with('[') || value.starts_with('{')) && words(value).any(|it| it == "for") {
             self.local.get_or_insert_with(|| Found::at(statement, How::Listed, ""));
             self.names.extend(words(target).map(str::to_owned));
@@ -452,6 +553,15 @@ impl<'a> Walk<'a> {
             }
             self.names.extend(targets.into_iter().map(str::to_owned));
         }
+    }
+
+    /// Whether a name is one of an outer function or of the module, by the function's own declaration.
+    fn is_of_outer(&self, name: &str) -> bool {
+        let mut declared = self
+            .body
+            .iter()
+            .filter_map(|it| it.text.strip_prefix("global ").or_else(|| it.text.strip_prefix("nonlocal ")));
+        declared.any(|names| names.split(',').any(|it| it.trim() == name))
     }
 
     /// Whether the function uses what an attribute has.

@@ -118,6 +118,40 @@ impl Sources {
         })
     }
 
+    /// A call that a function around these lines has under a condition, on another way than theirs: where, and the condition.
+    pub(crate) fn untaken(&self, lines: &[Line], call: &str) -> Option<(String, String)> {
+        lines.iter().find_map(|(_, name, line)| {
+            let statements = self.statements(name)?;
+            let (own, function) = statements.function_at(*line)?;
+            let calls = |it: &Statement| {
+                let mut at = it.text.match_indices(call).map(|(at, _)| &it.text[..at]);
+                at.any(|before| !before.ends_with(|c: char| c.is_alphanumeric() || c == '_'))
+            };
+            let is_other = |it: &Statement| it.lines != own.lines && calls(it);
+            let other = function.body.iter().find(|it| is_other(it))?;
+            let around = statements.around(other.lines.0).find(|it| it.text.starts_with("if "))?;
+            let condition = around.shown.trim_start_matches("if ").trim_end_matches(':').trim().to_owned();
+            Some((place(name, other.lines.0), condition))
+        })
+    }
+
+    /// Whether the caller of a function uses, after the call, what that returned to it: `x = f()` and later `x`.
+    pub(crate) fn uses_result(&self, lines: &[Line], function: &str) -> bool {
+        let at = lines.iter().position(|(name, ..)| name == function);
+        let caller = at.and_then(|at| lines[at + 1..].iter().find(|(name, ..)| name != function));
+        let uses = |(_, name, line): &Line| {
+            let statements = self.statements(name)?;
+            let (own, of) = statements.function_at(*line)?;
+            let (target, "=", _) = follow::assigned(&own.text)? else { return None };
+            let is_use = |it: &&Statement| {
+                let mut words = it.text.split(|c: char| !c.is_alphanumeric() && c != '_');
+                it.lines.0 > own.lines.1 && !it.text.starts_with("del ") && words.any(|word| word == target)
+            };
+            Some(of.body.iter().any(|it| is_use(it)))
+        };
+        caller.and_then(uses).unwrap_or(false)
+    }
+
     /// The statement that a line is part of.
     pub(crate) fn text(&self, file: &str, line: u32) -> Option<String> {
         let statements = self.statements(file)?;

@@ -57,6 +57,18 @@ impl Statements {
         found.next().is_none().then(|| self.function(at))
     }
 
+    /// The statements of a class, its head first.
+    pub(super) fn class_named(&self, name: &str) -> Option<Vec<&Statement>> {
+        let is_one = |it: &Statement| {
+            let head = it.text.strip_prefix("class ").and_then(|head| head.strip_prefix(name));
+            head.is_some_and(|rest| rest.starts_with(['(', ':']))
+        };
+        let at = self.0.iter().position(is_one)?;
+        let indent = self.0[at].indent;
+        let body = self.0[at + 1..].iter().take_while(|it| it.indent > indent);
+        Some(std::iter::once(&self.0[at]).chain(body).collect())
+    }
+
     fn function(&self, head: usize) -> Function<'_> {
         let indent = self.0[head].indent;
         let body = self.0[head + 1..].iter().take_while(|it| it.indent > indent).collect();
@@ -124,6 +136,11 @@ pub(super) struct Function<'a> {
 }
 
 impl<'a> Function<'a> {
+    /// Whether a parameter takes any number of arguments.
+    pub(super) fn has_star(&self, name: &str) -> bool {
+        self.head.is_some_and(|head| head.text.contains(&format!("*{name}")))
+    }
+
     /// Names of its parameters, in order.
     pub(super) fn parameters(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let text = self.head.map_or("", |head| head.text.as_str());
@@ -145,7 +162,7 @@ impl<'a> Function<'a> {
             depth < 0 || (depth == 0 && matches!(c, ',' | ':' | '=')) || !was_name
         });
         names
-            .map(str::trim)
+            .map(|name| name.trim().trim_start_matches('*'))
             .filter(|name| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_'))
     }
 }
