@@ -194,14 +194,15 @@ impl<'a> Caught<'a> {
             let is_convolution = innermost.is_some_and(|line| line.function.contains("conv"));
             // The lines of both are the same but for the last, which the operation that failed is part of.
             let is_in_place = depth + 1 >= failed.len() && is_convolution;
-            // An operation that fails frees its own result: what is still there was returned, by one that found another way.
+            // An operation of a library that fails frees its own result: what is still there was returned, by one that found another way.
+            let is_of_library = innermost.is_some_and(|line| python_package(&line.file).is_some());
             let since = open.walk.at.last().copied().unwrap_or(open.time);
             let is_of_call = |block: &Block| {
                 block.device == open.device
                     && block.since >= since
                     && self.paths.get(&block.stack).is_some_and(|of| of == failed)
             };
-            let has_returned = ledger.live_blocks().any(|(_, block)| is_of_call(block));
+            let has_returned = is_of_library && ledger.live_blocks().any(|(_, block)| is_of_call(block));
             let is_user_code = line.is_some_and(|line| python_package(&line.file).is_none())
                 && !is_in_place
                 && !has_returned

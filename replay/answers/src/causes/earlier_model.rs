@@ -1,6 +1,7 @@
 //! An earlier model that something still holds while a later one of the same sizes is made and used.
 
 use super::{Case, Cause, Facts, Fix, Kind};
+use crate::code::How;
 use gputrace_analyse::sets::Since;
 use gputrace_schemas::event::Bytes;
 use gputrace_trace::words::{bytes, count, time};
@@ -33,7 +34,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             format!("{}{function} ({file}:{line})", super::CALLED_FROM)
         })
     };
-    let (holder, drop) = held_by(facts, second);
+    let (holder, drop) = held_by(facts, second, earlier.sets);
     facts.is_much(sum).then(|| Case {
         what: format!(
             "{} of weights of {} are still held{beside}: this line later made a model of the same sizes{}, and no step has used {} since {since}",
@@ -56,8 +57,19 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
 }
 
 /// What the program's source shows of what refers to the earlier model, by the lines that made the later one; and what to do.
-fn held_by(facts: &Facts<'_>, lines: &[(String, String, u32)]) -> (String, String) {
-    if let Some((target, place)) = facts.sources.replaced(lines) {
+fn held_by(facts: &Facts<'_>, lines: &[(String, String, u32)], sets: u64) -> (String, String) {
+    // A name refers to one at a time.
+    if sets > 1 {
+        if let Some(keeper) = facts.sources.keeper(lines).filter(|it| it.how != How::Attribute) {
+            return (
+                format!("; likely kept by `{}` ({})", keeper.text, keeper.place()),
+                format!(
+                    "at {}, keep only what you need of each: its scores, or its weights on the CPU",
+                    keeper.place()
+                ),
+            );
+        }
+    } else if let Some((target, place)) = facts.sources.replaced(lines) {
         return (
             format!("; likely kept by `{target}` until the later one is made ({place})"),
             format!(

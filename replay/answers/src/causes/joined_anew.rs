@@ -2,7 +2,7 @@
 
 use gputrace_schemas::event::Bytes;
 
-use super::{Case, Cause, Facts, Fix, Kind};
+use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use gputrace_analyse::held::{Holder, OTHER_TENSOR, Sign};
 use gputrace_report::sections::cache;
 use gputrace_trace::words::{bytes, count};
@@ -30,7 +30,7 @@ pub(super) const RESULTS: Cause = Cause {
 };
 
 /// What the line holds of the size before, while the new one is there.
-fn old(holder: &Holder, is_cache: bool) -> Bytes {
+fn old(holder: &Holder, is_cache: bool, asked: Option<Bytes>) -> Bytes {
     let largest = holder.sizes.last_key_value().map_or(0, |(size, _)| size.0);
     let mut sizes = holder.sizes.iter().filter(|(size, _)| size.0.saturating_mul(OTHER_TENSOR) >= largest);
     let next = 100 + SLACK + 100 / holder.rising_sizes.max(1);
@@ -42,14 +42,28 @@ fn old(holder: &Holder, is_cache: bool) -> Bytes {
         {
             Bytes(old.0.saturating_mul(*n))
         }
+        // The new one is the request that failed.
+        (Some((old, n)), None, None)
+            if asked.is_some_and(|new| {
+                new > *old && new.0.saturating_mul(100) <= old.0.saturating_mul(next)
+            }) =>
+        {
+            Bytes(old.0.saturating_mul(*n))
+        }
         _ => Bytes(0),
     }
 }
 
 fn find(facts: &Facts<'_>, is_cache: bool) -> Option<Case> {
+    let asked = |holder: &Holder| match facts.failure {
+        Some(Failure::Torch(_, error)) if error.site == holder.site => {
+            Some(error.requested.unwrap_or(error.bytes))
+        }
+        _ => None,
+    };
+    let old = |holder: &Holder| old(holder, is_cache, asked(holder));
     let is_joined = |holder: &&Holder| {
-        holder.rising_sizes >= LEAST_SIZES
-            && (old(holder, is_cache).0 > 0 || facts.role(holder) == "KV cache")
+        holder.rising_sizes >= LEAST_SIZES && (old(holder).0 > 0 || facts.role(holder) == "KV cache")
     };
     let joined = || facts.holders().filter(is_joined);
     let most = joined().next()?;
@@ -69,7 +83,7 @@ fn find(facts: &Facts<'_>, is_cache: bool) -> Option<Case> {
     };
     let all = Bytes(joined().map(|holder| holder.bytes.0).sum());
     let held = facts.held?;
-    let twice = Bytes(joined().map(|holder| old(holder, is_cache).0).sum());
+    let twice = Bytes(joined().map(|holder| old(holder).0).sum());
     let misfit = cache::torches(facts.story)
         .filter(|(ordinal, _)| *ordinal == held.device)
         .flat_map(|(_, torch)| cache::misfit_sites(torch))

@@ -8,6 +8,10 @@ use std::rc::Rc;
 
 use super::Line;
 use super::statements::{Function, Statement, Statements};
+use super::text::{
+    added, arguments_have, assigned, calls, carries, carries_any, is_chain, is_chain_of_one, is_joined,
+    is_word, leaves_all, parts, words,
+};
 
 /// How the program keeps a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -143,16 +147,6 @@ impl Keeper {
 
 /// In the names of what is a number.
 const NUMBERS: [&str; 6] = ["loss", "acc", "metric", "score", "error", "norm"];
-/// Methods that add to a container.
-const ADDS: [&str; 9] =
-    ["append", "extend", "insert", "add", "appendleft", "put", "put_nowait", "push", "setdefault"];
-/// Behind a tensor's name: what follows is a number, a copy on the CPU, or nothing of its memory.
-const LEAVES: [&str; 14] = [
-    "argmax", "item", "tolist", "cpu", "numpy", "shape", "size", "numel", "dtype", "device", "backward",
-    "data_ptr", "dim", "ndim",
-];
-/// Functions of a tensor that keep nothing of it.
-const MEASURES: [&str; 9] = ["float", "int", "len", "print", "isinstance", "id", "type", "str", "del"];
 /// Decorators that keep what a function returns (functools, cachetools, joblib).
 const MEMOIZES: [&str; 5] = ["lru_cache", "cache", "cached", "memoize", "cachedmethod"];
 /// What calls a function beside a module's own code.
@@ -176,9 +170,20 @@ const DEEPEST: usize = 2;
 /// What keeps the memory that a stack requested: its lines of the program's own, innermost first.
 pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements>>) -> Option<Keeper> {
     let (mut local, mut attribute, mut hook, mut context) = (None, None, None, None);
-    for (_, name, line) in lines {
+    // The method in which the value has become an attribute of its object.
+    let mut method: Option<&str> = None;
+    for (at, name, line) in lines {
         let statements = file(name)?;
         let (own, function) = statements.function_at(*line)?;
+        if let Some(method) = method.take() {
+            let object = receiver(&own.text, method)?;
+            if object != "self" {
+                let start = Start::Names(BTreeSet::from([object.to_owned()]));
+                let walk = Walk::of(&statements, start, &function, DEEPEST);
+                let object = walk.kept.or(walk.local).map(|found| Found { is_several: true, ..found });
+                return context.or(local).or(hook).or(object.map(|it| it.named(name, false))).or(attribute);
+            }
+        }
         let walk = Walk::of(&statements, Start::Statement(own), &function, 0);
         if let Some(found) = walk.kept {
             return Some(Keeper { more: walk.more, ..found.named(name, false) });
@@ -192,11 +197,22 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
             context.or_else(|| of_context(&statements, &function).map(|found| found.named(name, false)));
         attribute = attribute.or_else(|| walk.attribute.map(|found| found.named(name, false)));
         hook = hook.or_else(|| of_hook(&statements).map(|found| found.named(name, true)));
-        if !walk.returns {
-            break;
+        let last = at.rsplit('.').next().unwrap_or_default();
+        let is_of_self = attribute.as_ref().is_some_and(|it: &Keeper| it.text.starts_with("self."));
+        match walk.returns || last == "__init__" {
+            true => {}
+            false if is_of_self && local.is_none() && hook.is_none() => method = Some(last),
+            false => break,
         }
     }
     context.or(local).or(hook).or(attribute)
+}
+
+/// The object in `object.method(...)`.
+fn receiver<'t>(text: &'t str, method: &str) -> Option<&'t str> {
+    let call = format!(".{method}(");
+    let before = &text[..text.find(&call)?];
+    before.rsplit(|c| !is_word(c)).next().filter(|name| !name.is_empty())
 }
 
 /// Names in a function that are containers, by what the function does with them or by what it assigns to them.
@@ -274,7 +290,10 @@ fn of_hook(statements: &Statements) -> Option<Found> {
             statements.function_named(name)
         });
         [Some(function), inner].into_iter().flatten().find_map(|function| {
-            let names = function.parameters().filter(|it| *it != "self").map(str::to_owned).collect();
+            // The module comes first, if there is more than one.
+            let names: Vec<&str> = function.parameters().filter(|it| *it != "self").collect();
+            let values = names.iter().skip(usize::from(names.len() > 1));
+            let names = values.map(|it| (*it).to_owned()).collect();
             let walk = Walk::of(statements, Start::Names(names), &function, DEEPEST);
             walk.kept.or(walk.local)
         })
@@ -350,10 +369,16 @@ struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     fn of(statements: &Statements, start: Start<'a>, function: &Function<'a>, depth: usize) -> Walk<'a> {
-        let made = function.body.iter().filter_map(|it| {
-            let (target, _, value) = assigned(&it.text)?;
-            EMPTY.iter().any(|empty| value.starts_with(empty)).then_some(target)
-        });
+        // `a, b = [], []`
+        let made =
+            function.body.iter().filter_map(|it| assigned(&it.text)).flat_map(|(targets, _, values)| {
+                let pairs = parts(targets, ',').into_iter().zip(parts(values, ','));
+                let is_empty = |value: &str| EMPTY.iter().any(|empty| value.trim().starts_with(empty));
+                pairs
+                    .filter(|(_, value)| is_empty(value))
+                    .map(|(target, _)| target.trim())
+                    .collect::<Vec<_>>()
+            });
         let is_model = function.head.is_some_and(|head| MODELS.iter().any(|name| head.text.contains(name)));
         let is_loop = |it: &Statement| it.text.starts_with("for ") || it.text.starts_with("while ");
         let in_loop = |it: &&&Statement| !is_model && statements.around(it.lines.0).any(is_loop);
@@ -452,7 +477,7 @@ impl<'a> Walk<'a> {
     fn put(&mut self, container: &str, found: Found) {
         let root = container.split(['.', '[']).next().unwrap_or_default().trim();
         // A part of the value itself is replaced: `out["loss"] = out["loss"].detach()`.
-        if self.names.contains(root) && !self.made.contains(root) {
+        if found.how == How::Entry && self.names.contains(root) && !self.made.contains(root) {
             return;
         }
         if self.made.contains(root) {
@@ -579,194 +604,6 @@ impl<'a> Walk<'a> {
     }
 }
 
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
-}
-
-fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !is_word(c)).filter(|word| word.starts_with(|c: char| !c.is_ascii_digit()))
-}
-
-fn is_joined(value: &str) -> bool {
-    ["cat(", "concat(", "concatenate(", "hstack(", "vstack("].iter().any(|name| value.contains(name))
-}
-
-/// Whether a name, or what an attribute is called, stands in an expression.
-fn carries_any(expression: &str, name: &str) -> bool {
-    expression.match_indices(name).any(|(at, _)| {
-        !expression[..at].ends_with(is_word) && !expression[at + name.len()..].starts_with(is_word)
-    })
-}
-
-/// A container and what is put into it: the arguments of a method that adds, where the statement is its call.
-fn added(text: &str) -> Option<(&str, &str)> {
-    // `kept.setdefault(key, []).append(value)`: the call that ends the statement.
-    let opens = text.match_indices('(').map(|(at, _)| at);
-    let open = opens.rev().find(|at| closing(&text[*at..]) == Some(text.len() - at))?;
-    let (container, method) = text[..open].rsplit_once('.')?;
-    let argument = text[open + 1..text.len() - 1].trim();
-    let is_one = is_chain(container) && assigned(container).is_none();
-    (ADDS.contains(&method) && is_one && !argument.is_empty()).then_some((container, argument))
-}
-
-/// Calls in a statement: the last part of the function's name, and its arguments.
-fn calls(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    text.match_indices('(').filter_map(|(at, _)| {
-        let name = text[..at].rsplit(|c| !is_word(c)).next().filter(|name| !name.is_empty())?;
-        let end = closing(&text[at..])?;
-        Some((name, &text[at + 1..at + end - 1]))
-    })
-}
-
-/// Whether a name is an argument of a call in an expression.
-fn arguments_have(value: &str, name: &str) -> bool {
-    calls(value).any(|(_, arguments)| parts(arguments, ',').iter().any(|it| it.trim() == name))
-}
-
-/// An expression at its outermost commas, or another sign.
-fn parts(expression: &str, sign: char) -> Vec<&str> {
-    let (mut depth, mut from, mut found) = (0_i32, 0, vec![]);
-    for (at, c) in expression.char_indices() {
-        match c {
-            '(' | '[' | '{' => depth += 1,
-            ')' | ']' | '}' => depth -= 1,
-            _ if c == sign && depth == 0 => {
-                found.push(expression[from..at].trim());
-                from = at + c.len_utf8();
-            }
-            _ => {}
-        }
-    }
-    found.push(expression[from..].trim());
-    found.retain(|part| !part.is_empty());
-    found
-}
-
-/// Whether brackets around an expression are of one element.
-fn is_chain_of_one(expression: &str) -> bool {
-    let inner = expression.strip_prefix('(').and_then(|it| it.strip_suffix(')'));
-    inner.is_some_and(|inner| parts(inner, ',').len() == 1 && !inner.ends_with(','))
-}
-
-/// Whether an expression is a name with attributes, calls and subscripts, to which a method can be added.
-fn is_chain(expression: &str) -> bool {
-    let mut rest = expression.trim_start_matches(is_word);
-    while !rest.is_empty() {
-        if let Some(attribute) = rest.strip_prefix('.') {
-            rest = attribute.trim_start_matches(is_word);
-        } else if rest.starts_with(['(', '[']) {
-            let Some(end) = closing(rest) else { return false };
-            rest = &rest[end..];
-        } else {
-            return false;
-        }
-    }
-    true
-}
-
-/// Target, operator and value of an assignment.
-pub(super) fn assigned(text: &str) -> Option<(&str, &str, &str)> {
-    let mut depth = 0_i32;
-    for (at, c) in text.char_indices() {
-        match c {
-            '(' | '[' | '{' => depth += 1,
-            ')' | ']' | '}' => depth -= 1,
-            '=' if depth == 0 => {
-                let (before, after) = (&text[..at], &text[at + 1..]);
-                if after.starts_with('=') || before.ends_with(['=', '!', '<', '>', ':']) {
-                    return None;
-                }
-                let (target, operator) =
-                    match before.strip_suffix(['+', '-', '*', '/', '%', '@', '|', '&', '^']) {
-                        Some(target) => (target, &text[target.len()..=at]),
-                        None => (before, "="),
-                    };
-                // `value: Tensor = ...`
-                let target = target.split(':').next().unwrap_or_default();
-                return Some((target.trim(), operator, after.trim()));
-            }
-            _ => {}
-        }
-    }
-    None
-}
-
-/// Whether an expression has the memory of what a name refers to, or a graph that has it.
-fn carries(expression: &str, name: &str) -> bool {
-    expression.match_indices(name).any(|(at, _)| {
-        let (before, after) = (&expression[..at], &expression[at + name.len()..]);
-        let is_whole = !before.ends_with(is_word) && !before.ends_with('.') && !after.starts_with(is_word);
-        // `f(name=...)`
-        let is_keyword = after.starts_with('=') && !after.starts_with("==");
-        let is_measured = before.strip_suffix('(').is_some_and(|it| {
-            let function = it.rsplit(|c| !is_word(c)).next().unwrap_or_default();
-            MEASURES.contains(&function)
-        });
-        is_whole && !is_keyword && !is_measured && !leaves(after)
-    })
-}
-
-/// Whether what follows a value, `.detach().cpu()`, leaves nothing of it on the GPU.
-fn leaves(mut rest: &str) -> bool {
-    loop {
-        if let Some(method) = rest.strip_prefix('.') {
-            let end = method.find(|c| !is_word(c)).unwrap_or(method.len());
-            if LEAVES.contains(&&method[..end]) || is_to_cpu(&method[..end], &method[end..]) {
-                return true;
-            }
-            rest = &method[end..];
-        } else if rest.starts_with(['(', '[']) {
-            let Some(end) = closing(rest) else { return false };
-            rest = &rest[end..];
-        } else {
-            return false;
-        }
-    }
-}
-
-/// What strings say is not in a statement's text.
-fn is_to_cpu(method: &str, arguments: &str) -> bool {
-    method == "to" && arguments.starts_with("(\"\")")
-}
-
-/// Whether an expression as a whole ends in such a method: `model(x).item()`.
-fn leaves_all(expression: &str) -> bool {
-    let expression = expression.trim();
-    let mut depth = 0_i32;
-    let mut last = 0;
-    for (at, c) in expression.char_indices() {
-        match c {
-            '(' | '[' | '{' => depth += 1,
-            ')' | ']' | '}' => depth -= 1,
-            '.' if depth == 0 => last = at,
-            ' ' | ',' | '+' | '*' if depth == 0 => return false,
-            _ => {}
-        }
-    }
-    let method = expression[last..].trim_start_matches('.');
-    let name = method.split('(').next().unwrap_or_default();
-    (last > 0 && LEAVES.contains(&name))
-        || MEASURES.iter().any(|it| expression.starts_with(&format!("{it}(")))
-}
-
-/// Behind the bracket that closes the first one.
-fn closing(text: &str) -> Option<usize> {
-    let mut depth = 0_i32;
-    for (at, c) in text.char_indices() {
-        match c {
-            '(' | '[' | '{' => depth += 1,
-            ')' | ']' | '}' => {
-                depth -= 1;
-                if depth == 0 {
-                    return Some(at + 1);
-                }
-            }
-            _ => {}
-        }
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -813,7 +650,7 @@ mod tests {
     fn totals_caches_and_tensors_that_are_joined_are_told_apart() {
         for (text, how, line) in [
             ("l = f(x)  # here\nself.total += l\n", How::Total, 2),
-            ("l = f(x)  # here\ntotal = total + l\n", How::Total, 2),
+            ("for x in d:\n    l = f(x)  # here\n    total = total + l\n", How::Total, 3),
             ("l = f(x)  # here\nkept = torch.cat([kept, l])\n", How::Joined, 2),
             ("ls = [f(x) for x in xs]  # here\n", How::Listed, 1),
             ("@lru_cache(maxsize=None)\ndef table(n):\n    return f(n)  # here\n", How::Memoized, 1),
@@ -846,6 +683,46 @@ mod tests {
         assert_eq!(kept(outer).map(|it| it.1), Some(10));
         let inner = outer.replace("    self.seen.append(y)\n", "");
         assert_eq!(kept(&inner).map(|it| it.1), Some(5));
+    }
+
+    #[test]
+    fn parts_of_the_value_and_objects_that_keep_it_are_told_apart() {
+        // Replaces a part of what is kept two lines later.
+        let dict = "def run(self):\n    outs = []\n    for x in d:\n        out = f(x)  # here\n        out[\"loss\"] = out[\"loss\"].detach()\n        outs.append(out)\n";
+        assert_eq!(kept(dict), Some((How::Added, 6, "out".into())));
+        let meter = "def update(self, i, v):\n    w = f(v)  # here\n    self.last[i] = w\n    self.sum[i] = self.sum[i] + w\n";
+        assert_eq!(kept(meter).map(|it| (it.0, it.1)), Some((How::Total, 4)));
+        let forward =
+            "def forward(self, x):\n    b = f(x)  # here\n    b = b + g(x)\n    b += x\n    return b\n";
+        assert_eq!(kept(forward), None);
+        let buffer = "def push(self, *items):\n    self.buffer.append(items)\n\ndef roll(self):\n    a, b = [], []\n    a.append(f(s))  # here\n    return stack(a), stack(b)\n\ndef fill(self):\n    x, y = self.roll()  # here!\n    self.replay.push(x, y)\n";
+        assert_eq!(kept(buffer).map(|it| it.1), Some(11));
+        let ctx = "class G(Function):\n    def forward(ctx, u):\n        y = u * 2\n        ctx.y = y\n        return y\n\ndef layer(x):\n    c = G.apply(x)  # here\n    return c\n";
+        assert_eq!(kept(ctx), Some((How::Context, 4, "y".into())));
+    }
+
+    #[test]
+    fn an_object_whose_attribute_the_value_is_may_be_kept_itself() {
+        let text = "class Net:\n    def fit(self, x):\n        self.net = f(x)  # here\n\ndef cross(data):\n    for x in data:\n        one = make()\n        one.fit(x)  # here!\n        report[x.name].append(one)\n";
+        let statements = Rc::new(Statements::of(text));
+        let lines =
+            [("Net.fit".to_owned(), "/a.py".to_owned(), 3), ("cross".to_owned(), "/a.py".to_owned(), 8)];
+        let found = keeper(&lines, |_| Some(statements.clone())).expect("a keeper");
+        assert_eq!((found.how, found.line), (How::Added, 9));
+        assert!(found.with_less(false).is_none(), "an object is no tensor");
+    }
+
+    #[test]
+    fn dicts_and_tuples_are_not_rewritten_as_tensors() {
+        for text in [
+            "def step(x):\n    return {\"a\": f(x)}\n\ndef train(self, x):\n    log = step(x)  # here\n    self.all.append(log)\n",
+            "out = f(x)  # here\ny = out[\"logits\"]\nall.append(out)\n",
+        ] {
+            let statements = Rc::new(Statements::of(text));
+            let line = (1..).zip(text.lines()).find(|(_, line)| line.contains("# here")).expect("a line").0;
+            let found = keeper(&[("f".to_owned(), "/a.py".to_owned(), line)], |_| Some(statements.clone()));
+            assert_eq!(found.expect("a keeper").with_less(false), None, "{text}");
+        }
     }
 
     #[test]

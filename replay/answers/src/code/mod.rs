@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 
 mod follow;
 mod statements;
+mod text;
 
 pub(crate) use follow::{How, Keeper};
 use statements::{Statement, Statements};
@@ -97,7 +98,7 @@ impl Sources {
         lines.iter().find_map(|(_, name, line)| {
             let statements = self.statements(name)?;
             let (own, function) = statements.function_at(*line)?;
-            let (target, operator, _) = follow::assigned(&own.text)?;
+            let (target, operator, _) = text::assigned(&own.text)?;
             let is_loop = |it: &Statement| it.text.starts_with("for ") || it.text.starts_with("while ");
             let lasts =
                 target.contains('.') || function.head.is_none() || statements.around(*line).any(is_loop);
@@ -142,7 +143,7 @@ impl Sources {
         let uses = |(_, name, line): &Line| {
             let statements = self.statements(name)?;
             let (own, of) = statements.function_at(*line)?;
-            let (target, "=", _) = follow::assigned(&own.text)? else { return None };
+            let (target, "=", _) = text::assigned(&own.text)? else { return None };
             let is_use = |it: &&Statement| {
                 let mut words = it.text.split(|c: char| !c.is_alphanumeric() && c != '_');
                 it.lines.0 > own.lines.1 && !it.text.starts_with("del ") && words.any(|word| word == target)

@@ -1,0 +1,200 @@
+//! What an expression of Python is made of, by its text: names, calls, arguments, and what its methods leave of a value.
+
+/// Methods that add to a container.
+const ADDS: [&str; 9] =
+    ["append", "extend", "insert", "add", "appendleft", "put", "put_nowait", "push", "setdefault"];
+/// Behind a tensor's name: what follows is a number, a copy on the CPU, or nothing of its memory.
+const LEAVES: [&str; 14] = [
+    "argmax", "item", "tolist", "cpu", "numpy", "shape", "size", "numel", "dtype", "device", "backward",
+    "data_ptr", "dim", "ndim",
+];
+/// Functions of a tensor that keep nothing of it.
+const MEASURES: [&str; 9] = ["float", "int", "len", "print", "isinstance", "id", "type", "str", "del"];
+
+pub(super) fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !is_word(c)).filter(|word| word.starts_with(|c: char| !c.is_ascii_digit()))
+}
+
+pub(super) fn is_joined(value: &str) -> bool {
+    ["cat(", "concat(", "concatenate(", "hstack(", "vstack("].iter().any(|name| value.contains(name))
+}
+
+/// Whether a name, or what an attribute is called, stands in an expression.
+pub(super) fn carries_any(expression: &str, name: &str) -> bool {
+    expression.match_indices(name).any(|(at, _)| {
+        !expression[..at].ends_with(is_word) && !expression[at + name.len()..].starts_with(is_word)
+    })
+}
+
+/// A container and what is put into it: the arguments of a method that adds, where the statement is its call.
+pub(super) fn added(text: &str) -> Option<(&str, &str)> {
+    // `kept.setdefault(key, []).append(value)`: the call that ends the statement.
+    let opens = text.match_indices('(').map(|(at, _)| at);
+    let open = opens.rev().find(|at| closing(&text[*at..]) == Some(text.len() - at))?;
+    let (container, method) = text[..open].rsplit_once('.')?;
+    let argument = text[open + 1..text.len() - 1].trim();
+    let is_one = is_chain(container) && assigned(container).is_none();
+    (ADDS.contains(&method) && is_one && !argument.is_empty()).then_some((container, argument))
+}
+
+/// Calls in a statement: the last part of the function's name, and its arguments.
+pub(super) fn calls(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.match_indices('(').filter_map(|(at, _)| {
+        let name = text[..at].rsplit(|c| !is_word(c)).next().filter(|name| !name.is_empty())?;
+        let end = closing(&text[at..])?;
+        Some((name, &text[at + 1..at + end - 1]))
+    })
+}
+
+/// Whether a name is an argument of a call in an expression.
+pub(super) fn arguments_have(value: &str, name: &str) -> bool {
+    calls(value).any(|(_, arguments)| parts(arguments, ',').iter().any(|it| it.trim() == name))
+}
+
+/// An expression at its outermost commas, or another sign.
+pub(super) fn parts(expression: &str, sign: char) -> Vec<&str> {
+    let (mut depth, mut from, mut found) = (0_i32, 0, vec![]);
+    for (at, c) in expression.char_indices() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth -= 1,
+            _ if c == sign && depth == 0 => {
+                found.push(expression[from..at].trim());
+                from = at + c.len_utf8();
+            }
+            _ => {}
+        }
+    }
+    found.push(expression[from..].trim());
+    found.retain(|part| !part.is_empty());
+    found
+}
+
+/// Whether brackets around an expression are of one element.
+pub(super) fn is_chain_of_one(expression: &str) -> bool {
+    let inner = expression.strip_prefix('(').and_then(|it| it.strip_suffix(')'));
+    inner.is_some_and(|inner| parts(inner, ',').len() == 1 && !inner.ends_with(','))
+}
+
+/// Whether an expression is a name with attributes, calls and subscripts, to which a method can be added.
+pub(super) fn is_chain(expression: &str) -> bool {
+    let mut rest = expression.trim_start_matches(is_word);
+    while !rest.is_empty() {
+        if let Some(attribute) = rest.strip_prefix('.') {
+            rest = attribute.trim_start_matches(is_word);
+        } else if rest.starts_with(['(', '[']) {
+            let Some(end) = closing(rest) else { return false };
+            rest = &rest[end..];
+        } else {
+            return false;
+        }
+    }
+    true
+}
+
+/// Target, operator and value of an assignment.
+pub(super) fn assigned(text: &str) -> Option<(&str, &str, &str)> {
+    let mut depth = 0_i32;
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth -= 1,
+            '=' if depth == 0 => {
+                let (before, after) = (&text[..at], &text[at + 1..]);
+                if after.starts_with('=') || before.ends_with(['=', '!', '<', '>', ':']) {
+                    return None;
+                }
+                let (target, operator) =
+                    match before.strip_suffix(['+', '-', '*', '/', '%', '@', '|', '&', '^']) {
+                        Some(target) => (target, &text[target.len()..=at]),
+                        None => (before, "="),
+                    };
+                // `value: Tensor = ...`
+                let target = target.split(':').next().unwrap_or_default();
+                return Some((target.trim(), operator, after.trim()));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Whether an expression has the memory of what a name refers to, or a graph that has it.
+pub(super) fn carries(expression: &str, name: &str) -> bool {
+    expression.match_indices(name).any(|(at, _)| {
+        let (before, after) = (&expression[..at], &expression[at + name.len()..]);
+        let is_whole = !before.ends_with(is_word) && !before.ends_with('.') && !after.starts_with(is_word);
+        // `f(name=...)`
+        let is_keyword = after.starts_with('=') && !after.starts_with("==");
+        let is_measured = before.strip_suffix('(').is_some_and(|it| {
+            let function = it.rsplit(|c| !is_word(c)).next().unwrap_or_default();
+            MEASURES.contains(&function)
+        });
+        is_whole && !is_keyword && !is_measured && !leaves(after)
+    })
+}
+
+/// Whether what follows a value, `.detach().cpu()`, leaves nothing of it on the GPU.
+pub(super) fn leaves(mut rest: &str) -> bool {
+    loop {
+        if let Some(method) = rest.strip_prefix('.') {
+            let end = method.find(|c| !is_word(c)).unwrap_or(method.len());
+            if LEAVES.contains(&&method[..end]) || is_to_cpu(&method[..end], &method[end..]) {
+                return true;
+            }
+            rest = &method[end..];
+        } else if rest.starts_with(['(', '[']) {
+            let Some(end) = closing(rest) else { return false };
+            rest = &rest[end..];
+        } else {
+            return false;
+        }
+    }
+}
+
+/// What strings say is not in a statement's text.
+pub(super) fn is_to_cpu(method: &str, arguments: &str) -> bool {
+    method == "to" && arguments.starts_with("(\"\")")
+}
+
+/// Whether an expression as a whole ends in such a method: `model(x).item()`.
+pub(super) fn leaves_all(expression: &str) -> bool {
+    let expression = expression.trim();
+    let mut depth = 0_i32;
+    let mut last = 0;
+    for (at, c) in expression.char_indices() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth -= 1,
+            '.' if depth == 0 => last = at,
+            ' ' | ',' | '+' | '*' if depth == 0 => return false,
+            _ => {}
+        }
+    }
+    let method = expression[last..].trim_start_matches('.');
+    let name = method.split('(').next().unwrap_or_default();
+    (last > 0 && LEAVES.contains(&name))
+        || MEASURES.iter().any(|it| expression.starts_with(&format!("{it}(")))
+}
+
+/// Behind the bracket that closes the first one.
+pub(super) fn closing(text: &str) -> Option<usize> {
+    let mut depth = 0_i32;
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => {
+                depth -= 1;
+                if depth == 0 {
+                    return Some(at + 1);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
