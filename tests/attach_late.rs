@@ -493,6 +493,17 @@ fn a_process_that_becomes_another_program_meanwhile_is_given_nothing_for_the_one
 }
 
 #[test]
+fn a_child_that_still_has_its_parents_memory_is_left_alone() {
+    let folder = folder("between");
+    let mut program = linked(&folder, "between", "");
+    let child = program.line();
+    let why = refused(&folder, &child);
+    assert!(why.contains("it is between vfork and exec"), "{why}");
+    assert_eq!(program.left(), Vec::<String>::new());
+    assert_eq!(program.end(), "as it was\n");
+}
+
+#[test]
 fn a_library_that_is_not_whole_is_not_brought_in() {
     let folder = folder("cut");
     let whole = fs::read(recorded::built().join("libgputrace.so")).expect("it was built");
