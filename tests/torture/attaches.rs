@@ -92,7 +92,9 @@ pub(crate) fn try_attaches(only: &str) -> Vec<String> {
             "{name} | {program} | before: {before} | now: {after} | {verdict} | {file}: {test}"
         );
     }
-    say(&format!("attach: what was done | program | before | now | verdict | test\n{text}"));
+    if !text.is_empty() {
+        say(&format!("attach: what was done | program | before | now | verdict | test\n{text}"));
+    }
     failed
 }
 
