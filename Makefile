@@ -113,8 +113,9 @@ bench-page: build ## Measure the page of ten million events and of a job of 8 x 
 	cd page && npm ci --no-fund --no-audit --ignore-scripts
 	python3 tests/page_speed.py $(RELEASE) $(or $(EVENTS),10000000) $(or $(RANKS),8)
 
+# `make bench-short BEFORE=FOLDER` measures an older build, too: a folder with its `gputrace` and `libgputrace.so`.
 bench-short: build ## Measure what recording costs a program of two milliseconds: 40 in a row, 300 at once
-	python3 tests/short.py $(RELEASE)
+	python3 tests/short.py $(RELEASE) 40 300 $(BEFORE)
 
 # Against py-spy, where it is: `make bench-stacks PY_SPY=py-spy`.
 bench-stacks: build ## Measure for how long `gputrace stacks` stops the threads of a program with 32

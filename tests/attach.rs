@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use gputrace_schemas::event::{Action, EventKind, LostCause};
 use gputrace_schemas::reader::Trace;
+use gputrace_tests::patience::SECONDS;
 use gputrace_tests::recorded::{self, Folder};
 
 /// `tests/attach/churn.c`, running: it holds 50 allocations of 1 MiB, and its threads give and take others.
@@ -200,14 +201,14 @@ fn attached_and_detached_at_any_moment_the_books_are_complete_and_the_program_is
     let program = Churn::start(&folder, "dormant");
     let pid = program.pid();
     for round in 0..rounds {
-        succeeds(&folder, &["attach", "--timeout", "120", "-o", &format!("round{round}.gtr"), &pid]);
+        succeeds(&folder, &["attach", "--timeout", SECONDS, "-o", &format!("round{round}.gtr"), &pid]);
         // Moments that repeat with no period of the program's.
         std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
         if round == 0 {
             let why = refused(&folder, &["attach", &pid]);
             assert!(why.contains("is already being recorded"), "{why}");
         }
-        succeeds(&folder, &["detach", "--timeout", "120", &pid]);
+        succeeds(&folder, &["detach", "--timeout", SECONDS, &pid]);
         let trace = folder.path().join(format!("round{round}.gtr"));
         if !check(&trace) {
             println!("round {round}: events were lost, and the trace says so");
@@ -232,12 +233,12 @@ fn how_long_a_thread_stands_still() {
         for round in 0..rounds(3) {
             program.longest();
             let began = Instant::now();
-            succeeds(&folder, &["attach", "--timeout", "120", "-o", "pause.gtr", &pid]);
+            succeeds(&folder, &["attach", "--timeout", SECONDS, "-o", "pause.gtr", &pid]);
             let took = began.elapsed();
             longest[1].push(program.longest());
             std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
             program.longest();
-            succeeds(&folder, &["detach", "--timeout", "120", &pid]);
+            succeeds(&folder, &["detach", "--timeout", SECONDS, &pid]);
             longest[2].push(program.longest());
             // As much of the machine is taken as by attaching.
             let mut other = Command::new(recorded::built().join("gputrace")).arg("ps").output();
@@ -260,7 +261,7 @@ fn how_long_a_thread_stands_still() {
 fn a_program_that_ends_while_it_is_attached_to_has_a_whole_trace() {
     let folder = folder("ends");
     let program = Churn::start(&folder, "dormant");
-    succeeds(&folder, &["attach", "--timeout", "120", "-o", "ends.gtr", &program.pid()]);
+    succeeds(&folder, &["attach", "--timeout", SECONDS, "-o", "ends.gtr", &program.pid()]);
     program.end();
     let traces = folder.traces(1);
     assert!(traces[0].is_complete());
@@ -317,7 +318,7 @@ fn a_picture_of_who_holds_what_leaves_nothing_running() {
     let program = Churn::start(&folder, "dormant");
     let before = (program.threads(), program.files());
     let text =
-        succeeds(&folder, &["attach", "--snapshot", "--timeout", "120", "-o", "now.gtr", &program.pid()]);
+        succeeds(&folder, &["attach", "--snapshot", "--timeout", SECONDS, "-o", "now.gtr", &program.pid()]);
     assert!(text.contains("Memory held") && text.contains("cuda:0"), "{text}");
     assert!(text.contains("of memory allocated before, only what was still held is known"), "{text}");
     assert_eq!((program.threads(), program.files(), children(&program.pid())), (before.0, before.1, 0));
@@ -333,14 +334,14 @@ fn where_no_trace_can_be_written_the_process_sleeps_on() {
     let folder = folder("nowhere");
     let program = Churn::start(&folder, "dormant");
     fs::write(folder.path().join("file"), "no folder").expect("a file");
-    let why = refused(&folder, &["attach", "--timeout", "120", "-o", "file/train.gtr", &program.pid()]);
+    let why = refused(&folder, &["attach", "--timeout", SECONDS, "-o", "file/train.gtr", &program.pid()]);
     assert!(why.contains("it is not recorded"), "{why}");
     let why = refused(&folder, &["detach", &program.pid()]);
     assert!(why.contains("is not being recorded"), "{why}");
     // A file that is there already is not written over: the trace has another name.
     fs::write(folder.path().join("there.gtr"), "mine").expect("a file");
-    succeeds(&folder, &["attach", "--timeout", "120", "-o", "there.gtr", &program.pid()]);
-    succeeds(&folder, &["detach", "--timeout", "120", &program.pid()]);
+    succeeds(&folder, &["attach", "--timeout", SECONDS, "-o", "there.gtr", &program.pid()]);
+    succeeds(&folder, &["detach", "--timeout", SECONDS, &program.pid()]);
     assert_eq!(fs::read_to_string(folder.path().join("there.gtr")).expect("it is there"), "mine");
     assert_eq!(folder.files("gtr").len(), 2);
     program.end();
@@ -360,7 +361,7 @@ fn a_process_that_stands_still_is_asked_and_not_waited_for() {
     let why = refused(&folder, &["detach", &pid]);
     assert!(why.contains("is not being recorded"), "{why}");
     signal("-CONT");
-    succeeds(&folder, &["attach", "--timeout", "120", "-o", "goes.gtr", &pid]);
+    succeeds(&folder, &["attach", "--timeout", SECONDS, "-o", "goes.gtr", &pid]);
     // Stopped while it is recorded, it is let go once it goes on.
     signal("-STOP");
     let why = refused(&folder, &["detach", "--timeout", "1", &pid]);
@@ -369,8 +370,8 @@ fn a_process_that_stands_still_is_asked_and_not_waited_for() {
     while state(&folder, &pid).as_deref() != Some("dormant") {
         std::thread::yield_now();
     }
-    succeeds(&folder, &["attach", "--timeout", "120", "-o", "again.gtr", &pid]);
-    succeeds(&folder, &["detach", "--timeout", "120", &pid]);
+    succeeds(&folder, &["attach", "--timeout", SECONDS, "-o", "again.gtr", &pid]);
+    succeeds(&folder, &["detach", "--timeout", SECONDS, &pid]);
     program.end();
 }
 
@@ -402,11 +403,11 @@ fn a_recorder_that_is_killed_leaves_the_program_alone_and_what_it_left_is_named(
     let folder = folder("killed");
     let program = Churn::start(&folder, "dormant");
     let pid = program.pid();
-    succeeds(&folder, &["attach", "--timeout", "120", "-o", "killed.gtr", &pid]);
+    succeeds(&folder, &["attach", "--timeout", SECONDS, "-o", "killed.gtr", &pid]);
     signal("-9", &recorder_of(&folder.path().join("killed.gtr")));
-    remove_ring(&refused(&folder, &["detach", "--timeout", "120", &pid]));
-    succeeds(&folder, &["attach", "--timeout", "120", "-o", "next.gtr", &pid]);
-    succeeds(&folder, &["detach", "--timeout", "120", &pid]);
+    remove_ring(&refused(&folder, &["detach", "--timeout", SECONDS, &pid]));
+    succeeds(&folder, &["attach", "--timeout", SECONDS, "-o", "next.gtr", &pid]);
+    succeeds(&folder, &["detach", "--timeout", SECONDS, &pid]);
     program.end();
 }
 
@@ -415,11 +416,11 @@ fn a_recorder_that_is_killed_while_its_trace_is_waited_for_is_not_called_complet
     let folder = folder("waited");
     let program = Churn::start(&folder, "dormant");
     let pid = program.pid();
-    succeeds(&folder, &["attach", "--timeout", "120", "-o", "killed.gtr", &pid]);
+    succeeds(&folder, &["attach", "--timeout", SECONDS, "-o", "killed.gtr", &pid]);
     let recorder = recorder_of(&folder.path().join("killed.gtr"));
     signal("-STOP", &recorder);
     let mut detach = Command::new(recorded::built().join("gputrace"));
-    detach.args(["detach", "--timeout", "120", &pid]).current_dir(folder.path());
+    detach.args(["detach", "--timeout", SECONDS, &pid]).current_dir(folder.path());
     let detach = detach.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gputrace runs");
     // It has seen that the recorder lives before it asks the process to sleep.
     while state(&folder, &pid).as_deref() != Some("dormant") {
@@ -483,10 +484,10 @@ fn a_python_program_is_attached_to_with_its_lines() {
         let pid = program.pid();
         for round in 0..rounds(3).min(50) {
             let name = format!("{round}.gtr");
-            succeeds(&folder, &["attach", "--timeout", "120", "-o", &name, &pid]);
+            succeeds(&folder, &["attach", "--timeout", SECONDS, "-o", &name, &pid]);
             // As long as it takes to see a call.
             std::thread::sleep(Duration::from_millis(30));
-            succeeds(&folder, &["detach", "--timeout", "120", &pid]);
+            succeeds(&folder, &["detach", "--timeout", SECONDS, &pid]);
             let trace = folder.path().join(name);
             assert!(check(&trace), "{}: events were lost", python.display());
             fs::remove_file(trace).expect("it can be removed");

@@ -13,6 +13,7 @@ use std::{fs, thread, time::Duration};
 
 use gputrace_schemas::event::{Action, EventKind, Frame};
 use gputrace_schemas::reader::Trace;
+use gputrace_tests::patience::SECONDS;
 use gputrace_tests::recorded::{self, Folder};
 
 /// What every program begins with: `work` gives out and takes back memory of the device.
@@ -286,7 +287,7 @@ fn check(case: &Case) {
     let folder = folder("one");
     let mut running = start(&folder, program, *how);
     let pid = running.0.id().to_string();
-    let patience = if matches!(comes, Refused(_)) { "1" } else { "120" };
+    let patience = if matches!(comes, Refused(_)) { "1" } else { SECONDS };
     let (status, said) = gputrace(&folder, &["attach", "--timeout", patience, "-o", "case.gtr", &pid]);
     match comes {
         Refused(why) => {
@@ -298,10 +299,11 @@ fn check(case: &Case) {
             assert_eq!(status, Some(0), "{name}: {said}");
             running.ask();
             // The second time it is so already.
-            let (status, said) = gputrace(&folder, &["attach", "--timeout", "120", "-o", "twice.gtr", &pid]);
+            let (status, said) =
+                gputrace(&folder, &["attach", "--timeout", SECONDS, "-o", "twice.gtr", &pid]);
             assert_eq!(status, Some(2), "{name}: {said}");
             assert!(said.contains("is already being recorded"), "{name}: {said}");
-            let (status, said) = gputrace(&folder, &["detach", "--timeout", "120", &pid]);
+            let (status, said) = gputrace(&folder, &["detach", "--timeout", SECONDS, &pid]);
             assert_eq!(status, Some(0), "{name}: {said}");
             let trace = Trace::open(folder.path().join("case.gtr")).expect("a trace");
             assert!(trace.is_complete(), "{name}");

@@ -7,9 +7,11 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
 
 use gputrace_skip::skip;
+use gputrace_tests::patience::{SECONDS, is_hang};
 use gputrace_tests::recorded::{self, Folder};
 
 /// One that every user may run.
@@ -204,7 +206,7 @@ fn nobody_without_a_debuggers_rights_keeps_others_from_attaching() {
     let mut line = String::new();
     BufReader::new(other.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
     assert_eq!(line, "ready\n");
-    let (code, said) = ground.gputrace(&["attach", "--timeout", "60", "-o", "late.gtr", &pid]);
+    let (code, said) = ground.gputrace(&["attach", "--timeout", SECONDS, "-o", "late.gtr", &pid]);
     let _ = other.kill().and_then(|()| other.wait());
     // The recorder is the process's own, and cannot write to root's folder: that it was asked is what counts.
     assert!(!said.contains("another gputrace is attaching"), "{code:?} {said}");
@@ -244,7 +246,16 @@ fn answers(ground: Ground, commands: &[&[&str]]) -> Vec<(Option<i32>, String)> {
             let _ = tells.send(ground.gputrace(&words));
         }
     });
-    commands.iter().map_while(|_| told.recv_timeout(Duration::from_secs(150)).ok()).collect()
+    let next = |_: &&[&str]| {
+        let began = Instant::now();
+        loop {
+            match told.recv_timeout(Duration::from_millis(100)) {
+                Err(RecvTimeoutError::Timeout) if !is_hang(began, Duration::from_secs(150)) => {}
+                answer => return answer.ok(),
+            }
+        }
+    };
+    commands.iter().map_while(next).collect()
 }
 
 #[test]
@@ -297,7 +308,8 @@ fn a_users_link_has_no_file_of_roots_copied_into_a_process_of_theirs() {
         let link = ground.folder.path().join("libgputrace.so");
         let made = Command::new("setpriv").args(PLAIN).args(["ln", "-sf"]).arg(&file).arg(&link).status();
         assert!(made.expect("ln").success());
-        let (code, said) = ground.gputrace_with(Some(&link), &["attach", "--timeout", "5", &hostile.pid()]);
+        let (code, said) =
+            ground.gputrace_with(Some(&link), &["attach", "--timeout", SECONDS, &hostile.pid()]);
         assert!(code == Some(2) && said.contains(expected), "{code:?} {said}");
     }
 }
@@ -315,7 +327,7 @@ fn a_users_library_is_no_code_of_a_process_with_more_rights() {
     ];
     for rights in [more[0].to_vec(), [PLAIN, more[1]].concat(), PLAIN.to_vec()] {
         let hostile = ground.start_as(&rights, "early");
-        let attach = ["attach", "--timeout", "30", "-o", "late.gtr", &hostile.pid()];
+        let attach = ["attach", "--timeout", SECONDS, "-o", "late.gtr", &hostile.pid()];
         let (code, said) = ground.gputrace_with(Some(&library), &attach);
         let is_refused = said.contains("it belongs to user 65534, not to");
         assert_eq!(is_refused, rights != PLAIN, "{rights:?}: {code:?} {said}");
@@ -347,6 +359,6 @@ fn a_trace_whose_name_leads_elsewhere_in_the_end_is_not_reported() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/kept-losses.gtr");
     fs::write(ground.victim(), fs::read(golden).expect("it is there")).expect("ours");
     let hostile = ground.start("moved");
-    let (code, said) = ground.gputrace(&["attach", "--snapshot", "--timeout", "60", &hostile.pid()]);
+    let (code, said) = ground.gputrace(&["attach", "--snapshot", "--timeout", SECONDS, &hostile.pid()]);
     assert!(code == Some(2) && said.contains("own.gtr, which is another file here"), "{code:?} {said}");
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use gputrace_schemas::event::{Action, EventKind};
 use gputrace_schemas::reader::Trace;
 use gputrace_skip::skip;
+use gputrace_tests::patience::{self, SECONDS};
 use gputrace_tests::recorded::{self, Folder};
 use gputrace_tests::wheels::{self, Major};
 
@@ -121,12 +122,12 @@ fn refused(folder: &Folder, pid: &str) -> String {
 }
 
 fn attach(folder: &Folder, pid: &str) {
-    succeeds(folder, &["attach", "--timeout", "120", "-o", "late.gtr", pid]);
+    succeeds(folder, &["attach", "--timeout", SECONDS, "-o", "late.gtr", pid]);
 }
 
 /// Ends the recording; how often the trace has memory given out and taken back.
 fn detach(folder: &Folder, pid: &str) -> (usize, usize) {
-    succeeds(folder, &["detach", "--timeout", "120", pid]);
+    succeeds(folder, &["detach", "--timeout", SECONDS, pid]);
     let path = folder.path().join("late.gtr");
     let trace = Trace::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     assert!(trace.is_complete());
@@ -231,7 +232,7 @@ fn blocks_of_pytorchs_allocator_are_recorded_from_attach_on() {
         attach(&folder, &program.pid());
         program.ask("go 20");
         let (mut given, mut taken, mut requested) = (0, 0, 0);
-        succeeds(&folder, &["detach", "--timeout", "120", &program.pid()]);
+        succeeds(&folder, &["detach", "--timeout", SECONDS, &program.pid()]);
         let trace = Trace::open(folder.path().join("late.gtr")).expect("a trace");
         for event in trace.events() {
             match event.kind {
@@ -302,7 +303,7 @@ fn of_two_that_attach_at_once_one_does_and_the_other_is_told() {
         let start = |name: &str| {
             let mut command = Command::new(recorded::built().join("gputrace"));
             command
-                .args(["attach", "--timeout", "120", "-o", name, &program.pid()])
+                .args(["attach", "--timeout", SECONDS, "-o", name, &program.pid()])
                 .current_dir(folder.path());
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gputrace runs")
         };
@@ -313,7 +314,7 @@ fn of_two_that_attach_at_once_one_does_and_the_other_is_told() {
             || refusals[0].contains("is already being recorded");
         assert!(is_told, "{}", refusals[0]);
         assert_eq!(program.ask("go 5"), OURS);
-        succeeds(&folder, &["detach", "--timeout", "120", &program.pid()]);
+        succeeds(&folder, &["detach", "--timeout", SECONDS, &program.pid()]);
         assert_eq!(program.ask("go 5"), "0");
         for trace in folder.files("gtr") {
             fs::remove_file(trace).expect("it can be removed");
@@ -351,13 +352,8 @@ fn an_attacher_that_is_killed_at_any_moment_hurts_nobody_and_the_next_one_attach
         program.ask("go 3");
     }
     // What was begun is over, one way or the other, and can be begun again.
-    let _ = gputrace(&folder, &["detach", "--timeout", "120", &program.pid()]);
-    for _ in 0..300 {
-        if program.left().is_empty() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let _ = gputrace(&folder, &["detach", "--timeout", SECONDS, &program.pid()]);
+    patience::until("what a killed attacher left goes", || program.left().is_empty());
     let _ = fs::remove_file(folder.path().join("late.gtr"));
     attach(&folder, &program.pid());
     assert_eq!(program.ask("go 20"), OURS);
@@ -459,7 +455,9 @@ fn linked(folder: &Folder, name: &str, word: &str) -> Program {
 /// Attaches to a process of which no thread can be borrowed, and sends it SIGUSR1 meanwhile; what the attacher says of it.
 fn moved_meanwhile(folder: &Folder, program: &Program) -> Output {
     let mut attacher = Command::new(recorded::built().join("gputrace"));
-    attacher.args(["attach", "--timeout", "5", "-o", "late.gtr", &program.pid()]).current_dir(folder.path());
+    attacher
+        .args(["attach", "--timeout", SECONDS, "-o", "late.gtr", &program.pid()])
+        .current_dir(folder.path());
     let attacher = attacher.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gputrace runs");
     // If it has not looked by then, it finds all as it will be: that too must harm nobody.
     std::thread::sleep(Duration::from_secs(1));
@@ -489,6 +487,17 @@ fn a_process_that_becomes_another_program_meanwhile_is_given_nothing_for_the_one
     let is_refused = ["has executed another program", "has not loaded the CUDA driver"];
     assert!(is_refused.iter().any(|why| said(&output).contains(why)), "{}", said(&output));
     assert_eq!((output.status.code(), program.left()), (Some(2), vec![]));
+    assert_eq!(program.end(), "as it was\n");
+}
+
+#[test]
+fn a_child_that_still_has_its_parents_memory_is_left_alone() {
+    let folder = folder("between");
+    let mut program = linked(&folder, "between", "");
+    let child = program.line();
+    let why = refused(&folder, &child);
+    assert!(why.contains("it is between vfork and exec"), "{why}");
+    assert_eq!(program.left(), Vec::<String>::new());
     assert_eq!(program.end(), "as it was\n");
 }
 

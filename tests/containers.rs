@@ -13,10 +13,8 @@ use std::time::{Duration, Instant};
 
 use gputrace_schemas::event::{Action, EventKind, LostCause};
 use gputrace_schemas::reader::Trace;
+use gputrace_tests::patience::{LONG, is_hang};
 use gputrace_tests::recorded;
-
-/// How long anything may take before it hangs.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A place that every user can reach, with all that a program and its recorder need.
 struct Place(PathBuf);
@@ -86,7 +84,7 @@ impl Place {
 
     /// The one trace, once it is complete.
     fn trace(&self) -> Trace {
-        let until = Instant::now() + PATIENCE;
+        let began = Instant::now();
         loop {
             let paths = self.traces();
             if let [path] = paths.as_slice()
@@ -95,7 +93,7 @@ impl Place {
             {
                 return trace;
             }
-            assert!(Instant::now() < until, "no complete trace: {paths:?}");
+            assert!(!is_hang(began, LONG), "no complete trace: {paths:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -131,9 +129,9 @@ fn run(mut command: Command) -> Output {
 }
 
 fn end(mut child: Child) -> Output {
-    let until = Instant::now() + PATIENCE;
+    let began = Instant::now();
     while child.try_wait().expect("a child of ours").is_none() {
-        if Instant::now() > until {
+        if is_hang(began, LONG) {
             let _ = child.kill();
             panic!("it hangs: {:?}", child.wait_with_output());
         }
@@ -321,13 +319,13 @@ fn a_ring_is_not_taken_from_a_program_of_another_container_that_lives() {
     fs::remove_file(place.0.join("bin/gputrace")).expect("ours");
     let script = "exec $RUN PATH=/nowhere $P/bin/program 20 1 hold $P/out/go 2> $P/out/said";
     let child = place.shell(OWN_PROCESSES, script).stdout(Stdio::piped()).spawn().expect("it starts");
-    let until = Instant::now() + PATIENCE;
+    let began = Instant::now();
     let ring = loop {
         let said = fs::read_to_string(place.0.join("out/said")).unwrap_or_default();
         if let Some(ring) = ring_of(&said) {
             break ring;
         }
-        assert!(Instant::now() < until, "it says nothing: {said}");
+        assert!(!is_hang(began, LONG), "it says nothing: {said}");
         std::thread::sleep(Duration::from_millis(10));
     };
     fs::copy(recorded::built().join("gputrace"), place.0.join("bin/gputrace")).expect("a copy");

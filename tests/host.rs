@@ -11,10 +11,8 @@ use std::time::{Duration, Instant};
 
 use gputrace_schemas::event::{Action, Event, EventKind, LostCause};
 use gputrace_schemas::reader::Trace;
+use gputrace_tests::patience::{LONG, is_hang};
 use gputrace_tests::recorded::{self, Folder};
-
-/// Longer than any of the programs takes on the slowest machine: what is not over then hangs.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 fn scratch() -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("host");
@@ -74,7 +72,7 @@ fn run(mut command: Command) -> Output {
 fn finish(mut child: Child, what: &str) -> Output {
     let started = Instant::now();
     while child.try_wait().expect("a child").is_none() {
-        if started.elapsed() > PATIENCE {
+        if is_hang(started, LONG) {
             child.kill().expect("a child");
             panic!("{what} hangs");
         }
@@ -495,7 +493,7 @@ fn recorder_of(pid: u32) -> u32 {
                 return entry.file_name().to_string_lossy().parse().expect("a number");
             }
         }
-        assert!(started.elapsed() < PATIENCE, "nothing records process {pid}");
+        assert!(!is_hang(started, LONG), "nothing records process {pid}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -614,7 +612,7 @@ fn the_recorder_has_a_stack_of_its_own_and_ends_before_the_program_where_memory_
     let read = |pid: u32, name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).expect("it lives");
     let started = Instant::now();
     while read(recorder, "oom_score_adj").trim() != "1000" {
-        assert!(started.elapsed() < PATIENCE, "oom_score_adj: {}", read(recorder, "oom_score_adj"));
+        assert!(!is_hang(started, LONG), "oom_score_adj: {}", read(recorder, "oom_score_adj"));
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(read(child.id(), "oom_score_adj"), read(std::process::id(), "oom_score_adj"));

@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 
 use gputrace_schemas::event::{Action, EventKind, Frame};
 use gputrace_schemas::reader::Trace;
+use gputrace_tests::patience::{LONG, is_hang};
 use gputrace_tests::recorded::{self, Folder};
-
-/// Longer than any of the programs takes on the slowest machine: what is not over then hangs.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 fn scratch() -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("host_loader");
@@ -62,7 +60,7 @@ fn run(mut command: Command) -> Output {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
     let started = Instant::now();
     while child.try_wait().expect("a child").is_none() {
-        if started.elapsed() > PATIENCE {
+        if is_hang(started, LONG) {
             let _ = child.kill();
             panic!("{command:?} hangs");
         }

@@ -16,11 +16,10 @@ use gputrace_schemas::event::{Action, EventKind, LostCause, Nanos};
 use gputrace_schemas::reader::{Trace, older_segments};
 use gputrace_skip::skip;
 use gputrace_tests::nccl_jobs;
+use gputrace_tests::patience::{LONG, is_hang};
 use gputrace_tests::recorded::{self, Folder};
 use serde_json::{Value, json};
 
-/// No recorder takes longer.
-const PATIENCE: Duration = Duration::from_secs(300);
 /// The least that `--max-size` takes: a segment has about 10,000 events.
 const SMALL: u64 = 1 << 20;
 /// Bytes of the first allocation; see counted.c.
@@ -398,7 +397,7 @@ impl Run {
                 skip("a full disk in a mount namespace", "unshare or mount is refused");
                 return None;
             }
-            assert!(began.elapsed() < PATIENCE, "segments");
+            assert!(!is_hang(began, LONG), "segments");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -483,7 +482,7 @@ fn rings_of(pid: u32) -> Vec<PathBuf> {
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {
-        assert!(began.elapsed() < PATIENCE, "{what}");
+        assert!(!is_hang(began, LONG), "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

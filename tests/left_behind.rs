@@ -1,5 +1,6 @@
 //! Rings and logs that recordings left behind: `ps` and `doctor` list them, `recover` makes traces of them all, and a recorder that
-//! finds `/dev/shm` short of room because of them says so.
+//! finds `/dev/shm` short of room because of them says so. What another user put there, or in a folder of traces, is not opened, shown as
+//! one's own, removed or waited for, nor is a process of theirs taken for a recorder.
 //!
 //! In a mount namespace, where `/dev/shm` and `/tmp` have nothing of anybody else's. Where that is forbidden the tests are skipped.
 
@@ -43,6 +44,7 @@ fn alone(folder: &Folder, shm: &str, script: &str) -> Option<String> {
     command.args(&words[1..]).args(["sh", "-c", &script]).current_dir(folder.path());
     command.env("LD_LIBRARY_PATH", fake_cuda::library_dir()).env("HELD", held);
     command
+        .env("GOLDEN", Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/kept-losses.gtr"))
         .env("GPUTRACE", recorded::built().join("gputrace"))
         .env("LIBRARY", recorded::built().join("libgputrace.so"));
     let output = command.output().expect("unshare runs");
@@ -173,4 +175,79 @@ printf 'alloc 5000000\nquit\n' | $GPUTRACE record -q -o b.gtr -- python3 "${HELD
     );
     let said = read(&folder, "said-then");
     assert!(!said.contains("recover"), "{said}");
+}
+
+/// Files of another user in `/dev/shm` and in a folder, under names that we use, and two processes that look like recorders.
+const THEIRS: &str = r#"
+as() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
+as true || { echo cannot; exit 0; }
+mkdir /tmp/own /tmp/theirs && cd /tmp/own
+echo "root's own" >secret && chmod 600 secret
+chmod 1777 /dev/shm && chmod 755 /tmp && chown 65534 /tmp/theirs
+for how in seen hidden; do cp "$GOLDEN" /tmp/theirs/$how.gtr; chown 65534 /tmp/theirs/$how.gtr; done
+as sh -c 'set -e; cd /dev/shm; ring=gputrace.4194011.1; echo evil >$ring.log; truncate -s 33533952 $ring.ring
+ln -s "$0" gputrace.4194012.1.log; ln -s "$0" gputrace.4194012.1.ring
+mkfifo gputrace.4194013.1.log gputrace.4194013.1.ring; ln -s /dev/zero gputrace.4194014.1.ring
+cd /tmp/theirs; mkfifo fifo.gtr; ln -s "$0" secret.gtr; ln -s /dev/zero zero.gtr' "$PWD/secret"
+cat >/tmp/theirs/recorder <<'PROGRAM'
+import ctypes, fcntl, os, sys
+trace = open(f'{sys.argv[2]}.gtr', 'r+b'); fcntl.flock(trace, fcntl.LOCK_EX)
+if sys.argv[2] == 'hidden': ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: its folder in /proc is root's.
+open(f'ready.{sys.argv[2]}', 'w').close(); sys.stdin.read()
+PROGRAM
+mkfifo /tmp/end && exec 7<>/tmp/end
+for how in seen hidden; do (cd /tmp/theirs; exec 7>&-; as /usr/bin/python3 recorder --ring=x $how) </tmp/end & done
+while ! [ -e /tmp/theirs/ready.seen ] || ! [ -e /tmp/theirs/ready.hidden ]; do sleep 0.05; done
+ls /dev/shm >before
+"#;
+
+#[test]
+fn what_another_user_put_there_is_neither_opened_nor_removed_nor_waited_for() {
+    let folder = folder("theirs");
+    let script = format!(
+        r#"{THEIRS}
+set +e
+for words in ps "recover -o x" top metrics "top --once /tmp/theirs" "report /tmp/theirs/fifo.gtr" "report /tmp/theirs/secret.gtr" \
+    "report /tmp/theirs/zero.gtr" "ranks /tmp/theirs" "recover /dev/shm/gputrace.4194011.1.ring" \
+    "recover /dev/shm/gputrace.4194012.1.ring" "recover /dev/shm/gputrace.4194013.1.ring" "recover /dev/shm/gputrace.4194014.1.ring"; do
+    case $words in top|metrics) words="$words --once" ;; esac
+    echo "== $words"; $GPUTRACE $words 2>&1
+done
+ls /dev/shm | cmp - before && echo "nothing was removed"
+echo "the file: $(cat secret)"
+exec 7>&-
+"#
+    );
+    let Some(shown) = alone(&folder, "1g", &script) else { return };
+    if shown.starts_with("cannot") {
+        return skip("files of another user", "setpriv cannot become one here");
+    }
+    let said = |words: &str| {
+        let (_, rest) =
+            shown.split_once(&format!("== {words}\n")).unwrap_or_else(|| panic!("{words}: {shown}"));
+        rest.split("\n== ").next().unwrap_or_default().to_owned()
+    };
+    let ps = said("ps");
+    assert!(ps.contains("1 ring belongs to another user and was not opened") && !ps.contains(".log"), "{ps}");
+    let recover = said("recover -o x");
+    assert!(
+        recover.contains("rings of other users: 1, left unchanged") && !recover.contains("evil"),
+        "{recover}"
+    );
+    for words in ["top --once", "metrics --once"] {
+        assert!(!said(words).contains(".gtr") && !said(words).contains("pid="), "{}", said(words));
+    }
+    for (words, why) in [
+        ("report /tmp/theirs/fifo.gtr", "not a regular file"),
+        ("report /tmp/theirs/zero.gtr", "not a regular file"),
+        ("report /tmp/theirs/secret.gtr", "is not a gputrace trace"),
+        ("ranks /tmp/theirs", "/tmp/theirs/seen.gtr"),
+        ("recover /dev/shm/gputrace.4194011.1.ring", "belongs to user 65534"),
+        ("recover /dev/shm/gputrace.4194012.1.ring", "is a link, not a regular file"),
+        ("recover /dev/shm/gputrace.4194013.1.ring", "is a FIFO, not a regular file"),
+        ("recover /dev/shm/gputrace.4194014.1.ring", "is a link, not a regular file"),
+    ] {
+        assert!(said(words).contains(why), "{words}: {}", said(words));
+    }
+    assert!(shown.ends_with("nothing was removed\nthe file: root's own\n"), "{shown}");
 }

@@ -10,11 +10,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use gputrace_tests::patience::{LONG, is_hang};
 use gputrace_tests::recorded::{self, Folder};
 use serde_json::Value;
-
-/// How long what was done may take to be seen: a bound for a machine that does nothing else for us.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What a process's context takes on its device.
 const CONTEXT: u64 = 64 << 20;
@@ -114,7 +112,7 @@ fn top(which: &str, state: &Path) -> Value {
 fn eventually(mut ask: impl FnMut() -> Result<(), String>) {
     let began = Instant::now();
     while let Err(said) = ask() {
-        assert!(began.elapsed() < PATIENCE, "{said}");
+        assert!(!is_hang(began, LONG), "{said}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""short.py RELEASE [ROUNDS [CROWD]]: what recording costs a program that lives two milliseconds (`make bench-short`).
+"""short.py RELEASE [ROUNDS [CROWD [BEFORE]]]: what recording costs a program that lives two milliseconds (`make bench-short`).
 
 RELEASE is the folder of `gputrace`, `libgputrace.so` and `fake-cuda`, whose device the programs use. A program in C and one in Python allocate
-and free ten times. Each is run ROUNDS times in a row (40), then CROWD times at once (300): alone, with the library preloaded, and under
-`gputrace record`. Nothing is asserted. Columns, all in milliseconds:
+and free ten times. Each is run ROUNDS times in a row (40), then three times CROWD times at once (300): alone, with the library preloaded, and
+under `gputrace record`. BEFORE is another such folder, of an older build: its rows are measured in turns with the others, so that both see
+the same load. Nothing is asserted. Columns, in milliseconds but for the last two:
 
   wall       median time of the program itself, until it can be waited for
   all gone   median time until its recorder has ended, too
   processor  median of what the program and everything it started took, user and system
-  crowd      time until all of the crowd and their recorders have ended
+  crowd      median time until all of the crowd and their recorders have ended
   each       what one of the crowd took of a processor, with its recorder
+  / row      the crowd's time, as a multiple of what as many take one after the other
+  / alone    the crowd's processor time, as a multiple of that of the crowd alone
 
 Recorders are nobody's children: this process asks for orphans (PR_SET_CHILD_SUBREAPER), so that it can wait for them and learn what they took.
 Processors are measured in user and system time, which another load changes far less than it changes the walls.
@@ -18,6 +21,7 @@ import ctypes, glob, os, resource, statistics, subprocess, sys, tempfile, time
 
 PR_SET_CHILD_SUBREAPER = 36
 WALL = 0x40000000  # __WALL of wait4(2): children of any kind
+CROWDS = 3
 
 C = r"""
 #include <pthread.h>
@@ -63,22 +67,25 @@ def processor():
     return used.ru_utime + used.ru_stime
 
 
-def measure(words, environment, rounds, crowd, traces):
-    rows = []
+def measure(rows, rounds, crowd, traces):
+    """For each row (words, environment): medians of the columns, and the traces of a crowd."""
+    runs, crowds = [[] for _ in rows], [[] for _ in rows]
     for _ in range(rounds):
-        used, began = processor(), time.perf_counter()
-        process = start(words, environment)
-        ended = wait_for_all()
-        rows.append((ended[process] - began, max(ended.values()) - began, processor() - used))
-        clear(traces)
-    used, began = processor(), time.perf_counter()
-    for _ in range(crowd):
-        start(words, environment)
-    wait_for_all()
-    wall, used = time.perf_counter() - began, (processor() - used) / max(crowd, 1)
-    n_traces = clear(traces)
-    median = [statistics.median(column) for column in zip(*rows)]
-    return [1000 * value for value in median + [wall, used]], n_traces
+        for (words, environment), columns in zip(rows, runs):
+            used, began = processor(), time.perf_counter()
+            process = start(words, environment)
+            ended = wait_for_all()
+            columns.append((ended[process] - began, max(ended.values()) - began, processor() - used))
+            clear(traces)
+    for _ in range(CROWDS):
+        for (words, environment), columns in zip(rows, crowds):
+            used, began = processor(), time.perf_counter()
+            for _ in range(crowd):
+                start(words, environment)
+            wait_for_all()
+            wall, used = time.perf_counter() - began, (processor() - used) / max(crowd, 1)
+            columns.append((wall, used, clear(traces) / 1000))
+    return [[1000 * statistics.median(column) for column in [*zip(*one), *zip(*all_of_them)]] for one, all_of_them in zip(runs, crowds)]
 
 
 def clear(folder):
@@ -103,14 +110,18 @@ def main():
             source.write(C)
         subprocess.run(["cc", "-g", "-o", program, program + ".c", f"-L{driver}", "-l:libcuda.so.1", "-pthread"], check=True)
         alone = dict(os.environ, LD_LIBRARY_PATH=driver, GPUTRACE_OUTPUT=os.path.join(traces, "%p.gtr"))
-        preloaded = dict(alone, LD_PRELOAD=file("libgputrace.so"))
-        record = [file("gputrace"), "record", "--"]
+        builds = [("", release)] + ([("before: ", os.path.abspath(sys.argv[4]))] if len(sys.argv) > 4 else [])
         print(f"load of the machine before: {os.getloadavg()[0]:.1f}; {os.cpu_count()} processors; {rounds} in a row, {crowd} at once")
-        print(f"{'milliseconds':30}{'wall':>8}{'all gone':>10}{'processor':>11}{'crowd':>9}{'each':>8}{'traces':>8}")
+        print(f"{'':34}{'wall':>8}{'all gone':>10}{'processor':>11}{'crowd':>9}{'each':>8}{'traces':>8}{'/ row':>8}{'/ alone':>9}")
         for name, words in [("C", [program]), ("Python", [os.path.realpath(sys.executable), "-S", "-c", PYTHON])]:
-            for how, words, environment in [("alone", words, alone), ("preloaded", words, preloaded), ("gputrace record", record + words, alone)]:
-                (wall, gone, used, all_of_them, each), n_traces = measure(words, environment, rounds, crowd, traces)
-                print(f"{name + ', ' + how:30}{wall:8.1f}{gone:10.1f}{used:11.1f}{all_of_them:9.0f}{each:8.1f}{n_traces:8}")
+            rows = [("alone", words, alone)]
+            for build, folder in builds:
+                rows.append((build + "preloaded", words, dict(alone, LD_PRELOAD=os.path.join(folder, "libgputrace.so"))))
+                rows.append((build + "gputrace record", [os.path.join(folder, "gputrace"), "record", "--"] + words, alone))
+            measured = measure([(words, environment) for _, words, environment in rows], rounds, crowd, traces)
+            for (how, _, _), (wall, gone, used, all_of_them, each, n_traces) in zip(rows, measured):
+                ratios = f"{all_of_them / (crowd * gone):8.1f}{each / measured[0][4]:9.1f}"
+                print(f"{name + ', ' + how:34}{wall:8.1f}{gone:10.1f}{used:11.1f}{all_of_them:9.0f}{each:8.1f}{n_traces:8.0f}{ratios}")
 
 
 if __name__ == "__main__":

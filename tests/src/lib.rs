@@ -3,6 +3,7 @@
 
 pub mod calls;
 pub mod nccl_jobs;
+pub mod patience;
 pub mod programs;
 pub mod recorded;
 pub mod rows;

@@ -10,9 +10,7 @@ use gputrace_schemas::event::{Action, Event, EventKind};
 use gputrace_schemas::reader::Trace;
 
 use crate::calls::{Census, Fate};
-
-/// How long a recorder may take after its process is gone.
-const PATIENCE: Duration = Duration::from_secs(300);
+use crate::patience::{LONG, is_hang};
 
 /// A folder for one run's traces, removed with it.
 #[derive(Debug)]
@@ -49,7 +47,7 @@ impl Folder {
                 assert_eq!(traces.len(), n, "more traces than processes with CUDA: {paths:?}");
                 return traces;
             }
-            assert!(started.elapsed() < PATIENCE, "{} of {n} traces are complete: {paths:?}", traces.len());
+            assert!(!is_hang(started, LONG), "{} of {n} traces are complete: {paths:?}", traces.len());
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -1,13 +1,15 @@
 //! The torture: programs that do to a library what production does, each alone and recorded. A recorded program ends as it does
 //! alone, says what it says alone, and the losses that its traces show are the losses they had.
 //!
-//! A scenario is a row of [`SCENARIOS`] and a program beside this file; nothing else has to know of it. The programs count their own
+//! A scenario is a row of [`SCENARIOS`] and a program beside this file; nothing else has to know of it. What attaching can do to a
+//! process is a row of `ATTACHES` (`attaches.rs`), whose test stands elsewhere. The programs count their own
 //! calls on a page of shared memory (`torture.h`), and each size and address carries who asked for it and when, so that a
 //! record that is torn, missing or there twice is seen.
 //!
 //! `GPUTRACE_TORTURE=long` runs for a quarter of an hour instead of half a minute, `GPUTRACE_TORTURE_ONLY=WORD` runs the scenarios with that word
 //! in their names, `GPUTRACE_TORTURE_SEED=N` repeats the random instants of a run.
 
+mod attaches;
 mod emulation;
 mod processes;
 mod scenarios;
@@ -264,6 +266,7 @@ fn every_scenario_ends_as_it_does_alone_and_shows_the_losses_it_had() {
     let failed = rows.iter().filter(|row| !row.failures.is_empty()).count();
     let skipped = rows.iter().filter(|row| row.skipped.is_some()).count();
     say(&summary(&rows));
+    let attacks = attaches::try_attaches(&only);
     for row in &rows {
         if let Some(why) = &row.skipped {
             // Without the version of Python.
@@ -277,7 +280,7 @@ fn every_scenario_ends_as_it_does_alone_and_shows_the_losses_it_had() {
     } else {
         say(&format!("torture: the runs that differ are kept in {}", workshop.folder.display()));
     }
-    assert_eq!(failed, 0, "see above");
+    assert!(failed == 0 && attacks.is_empty(), "see above, and: {}", attacks.join("\n"));
 }
 
 fn short_version(python: &str) -> String {

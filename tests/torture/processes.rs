@@ -2,6 +2,7 @@
 
 use crate::traces::*;
 use crate::workshop::*;
+use gputrace_tests::patience;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -12,16 +13,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// No scenario takes a tenth of this, on a machine that does nothing else.
 const HANG: Duration = Duration::from_secs(120);
 
-/// [`HANG`] on a machine that does something else: as much longer as there is more to do than there are processors.
+/// [`HANG`] on a machine that does something else.
 pub(crate) fn is_hang(began: Instant) -> bool {
-    let elapsed = began.elapsed();
-    elapsed > HANG && {
-        let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-        // The mean of a quarter of an hour remembers what slowed the run down; that of a minute sees what does.
-        let loads = text.split(' ').take(3).filter_map(|word| word.parse::<f64>().ok());
-        let processors = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-        elapsed > HANG.mul_f64(loads.fold(1.0, |most, load| most.max(load / processors)))
-    }
+    patience::is_hang(began, HANG)
 }
 
 /// Rings that a run left: those it named, and those of its processes.
