@@ -12,7 +12,7 @@ except ImportError as error:
     sys.exit(77)
 
 # The fewest queries of all pages: fewer, and a page was not read.
-LEAST = 10
+LEAST = 8
 
 
 def same(what, found, expected):
