@@ -348,6 +348,26 @@ fn where_no_trace_can_be_written_the_process_sleeps_on() {
 }
 
 #[test]
+fn traces_of_attached_processes_have_the_names_that_record_gives() {
+    let folder = folder("names");
+    let program = Churn::start(&folder, "dormant");
+    let pid = program.pid();
+    let why = refused(&folder, &["attach", "-o", "%x.gtr", &pid]);
+    assert!(why.contains("%x is not known; placeholders are %e"), "{why}");
+    // The name of the folder is not a pattern.
+    let own = Folder::new(folder.path(), "100%x");
+    for _ in 0..3 {
+        succeeds(&own, &["attach", "--timeout", "120", "-o", "new/%n.%p.%%.gtr", &pid]);
+        succeeds(&own, &["detach", "--timeout", "120", &pid]);
+    }
+    let names = fs::read_dir(own.path().join("new")).expect("it was made").flatten();
+    let mut names: Vec<_> = names.map(|it| it.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    assert_eq!(names, [0, 1, 2].map(|n| format!("{n}.{pid}.%.gtr")));
+    program.end();
+}
+
+#[test]
 fn a_process_that_stands_still_is_asked_and_not_waited_for() {
     let folder = folder("stopped");
     let program = Churn::start(&folder, "dormant");

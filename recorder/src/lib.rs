@@ -81,7 +81,9 @@ pub use job::{Job, State, Told, is_left, job_begins};
 pub use memory::Memory;
 pub(crate) use messages::say;
 pub use oom::{Answer, FollowUp, Oom};
-pub use output::{Overwrite, WaitsUntil, check as check_output, is_written, wait_for_recorder};
+pub use output::{
+    Overwrite, WaitsUntil, check as check_output, check_pattern, is_written, wait_for_recorder,
+};
 pub use pidfd::{end_with_us, with_standard_files_only};
 pub use record::{Inherited, Options, Summary, record};
 pub use steering::{is_off, misspelt, variable};

@@ -107,6 +107,14 @@ pub fn check(asked: Option<&str>, overwrite: Overwrite) -> Result<Vec<String>, E
     Ok(warnings)
 }
 
+/// Refuses a pattern that names no file of any process. Its folder and variables are that process's.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_pattern(pattern: &str) -> Result<(), Error> {
+    expand(pattern, &Process::default(), 0, |_| Some(String::new())).map(drop)
+}
+
 /// Leaves the folder in which the program made its first call, if the trace is in another file system: the program may unmount it. The trace's
 /// name from anywhere.
 pub(crate) fn leave_folder(trace: PathBuf) -> PathBuf {
@@ -231,13 +239,16 @@ pub(crate) fn create(
             || is_of_the_job(path, process, job_began.monotonic)
                 .unwrap_or_else(|| is_newer(path, job_began.realtime))
     };
+    let counted = |counter| expand(pattern, process, counter, &variable);
+    let has_counter = counted(0)? != counted(1)?;
     let mut counter = 0;
     let mut siblings = 0;
     let mut instead_of = None;
     loop {
-        let path = beside_siblings(&expand(pattern, process, counter, &variable)?, process.pid, siblings);
-        if siblings < MOST_TRIES && is_siblings(&path) {
-            siblings += 1;
+        let path = beside_siblings(&counted(counter)?, process.pid, siblings);
+        let counts = has_counter && counter < MOST_TRIES;
+        if (counts || siblings < MOST_TRIES) && is_siblings(&path) {
+            *(if counts { &mut counter } else { &mut siblings }) += 1;
             continue;
         }
         match place(&path) {
@@ -249,7 +260,6 @@ pub(crate) fn create(
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(|source| Error::Output { file: path.clone(), source })?;
         }
-        counter += 1;
         match open(&path, overwrite) {
             Ok(file) => {
                 if overwrite == Overwrite::Replace {
@@ -264,9 +274,8 @@ pub(crate) fn create(
                 if siblings < MOST_TRIES && is_siblings(&path) {
                     continue;
                 }
-                // Only a name with a counter has another one to try.
-                let has_counter = siblings == 0 && expand(pattern, process, counter, &variable)? != path;
-                if has_counter && counter <= MOST_TRIES {
+                if counts {
+                    counter += 1;
                     continue;
                 }
                 if overwrite != Overwrite::Number || siblings >= MOST_TRIES {
@@ -588,6 +597,8 @@ mod tests {
         check("a%x", "%x is not known; placeholders are %e %h %p %r %l %n %t %q{NAME} %%");
         check("%qJOB", "write %q as %q{NAME}");
         check("%q{NOPE}", "the variable NOPE is not set");
+        // Another process may have it.
+        assert!(check_pattern("%q{NOPE}.%n").is_ok() && check_pattern("a%x").is_err());
     }
 
     #[test]
@@ -630,6 +641,10 @@ mod tests {
             .map(|made| made.expect("a name is free").path.file_name().unwrap_or_default().to_owned())
             .collect();
         assert_eq!(names, ["train.gtr", "train.42.gtr", "train.42.2.gtr"]);
+        let counted = folder.join("%n.gtr").display().to_string();
+        let made = || create(&counted, &process(), Overwrite::Number, at(SystemTime::UNIX_EPOCH), |_| None);
+        let names = [made(), made(), made()].map(|made| made.expect("a name is free").path);
+        assert_eq!(names, ["0.gtr", "1.gtr", "2.gtr"].map(|name| folder.join(name)), "with a counter");
         let _ = fs::remove_dir_all(folder);
     }
 

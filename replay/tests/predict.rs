@@ -356,7 +356,11 @@ fn where_the_largest_is_not_sure_a_run_that_would_make_it_so_is_named() {
     let folder = Folder::new("near");
     let two = "batch=4,seq=1024:b4s1024.gtr batch=8,seq=1024:b8s1024.gtr";
     let said = folder.said(&format!("{two} --fit seq --limit 40GiB --policy torch"));
-    assert!(said.contains("one more run near the largest") && said.contains("seq=7775 fits"), "{said}");
+    assert!(
+        said.contains("one more run near the largest value would narrow this")
+            && said.contains("seq=7775 fits"),
+        "{said}"
+    );
     let sure = folder.said(&format!("{BATCHES} --fit batch --limit 4GiB --policy torch"));
     assert!(sure.contains("certain") && !sure.contains("one more run"), "{sure}");
 }
@@ -544,6 +548,7 @@ fn runs_of_different_programs_are_a_guess_that_says_so() {
 #[test]
 fn runs_that_predict_nothing_are_refused_with_what_is_missing() {
     let folder = Folder::new("refused");
+    fs::write(folder.0.join("other.gtr"), trace(&stranger(5))).unwrap();
     for (line, told) in [
         (
             "batch=4:b4s1024.gtr batch=4:b8s1024.gtr --at batch=8",
@@ -560,10 +565,14 @@ fn runs_that_predict_nothing_are_refused_with_what_is_missing() {
         ("b4s1024.gtr b8s1024.gtr --at batch=8", "does not give the values of the run"),
         ("batch=4:b4s1024.gtr batch=8:none.gtr --at batch=8", "none.gtr: No such file"),
         ("batch=4:b4s1024.gtr batch=8:. --at batch=8", "name one folder per run, or one trace per run"),
-        ("batch=4:. batch=8:. --at batch=8", "the ranks of its 3 processes are not known"),
+        ("batch=4:. batch=8:. --at batch=8", "the ranks of its 4 processes are not known"),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --at batch=0", "is not a whole number from 1 on"),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr", "--at"),
         ("batch=4:b4s1024.gtr batch=8:b8s1024.gtr --fit width --limit 2GiB", "no run has a value of `width`"),
+        (
+            "batch=4:b4s1024.gtr batch=8:other.gtr --at batch=9",
+            "is in no other run; name runs of one program",
+        ),
     ] {
         let output = folder.run(line);
         let stderr = String::from_utf8_lossy(&output.stderr);

@@ -4,7 +4,7 @@ use gputrace_tests::recorded;
 use std::fs;
 use std::sync::LazyLock;
 
-/// Scenarios that QEMU's user emulation cannot try, and why: the beginning of their names. docs/ARM.md has the same lines.
+/// Scenarios that QEMU's user emulation cannot try, and why: the beginning of their names.
 pub(crate) const NOT_EMULATED: &[(&str, &str)] = &[
     (
         "wait, ",

@@ -18,6 +18,7 @@ use gputrace_trace::backward::{place, python_lines};
 use gputrace_trace::ledger::{Block, Ledger, Object, OwnerId, PhaseId, SiteId, Unwatched, Watch};
 use gputrace_trace::owners::{JAX, TORCH, file_name};
 use gputrace_trace::source::Source;
+use gputrace_trace::words::time;
 
 /// Which moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -245,9 +246,16 @@ fn places(source: &Source, story: &Story, highest: &Highest, when: When) -> Opti
 /// From when to when, as the trace counts time; for a single moment, from the start.
 ///
 /// # Errors
-/// There is no such step, in words.
+/// There is no such step, or the trace ends before that range, in words.
 pub fn span(story: &Story, when: When) -> Result<(Nanos, Nanos), String> {
-    let When::Step(number) = when else { return Ok(when.since(story.start())) };
+    let number = match when {
+        When::Step(number) => number,
+        When::Within(from, _) if from > story.since_start(story.ledger.run.last) => {
+            let (end, from) = (time(story.since_start(story.ledger.run.last)), time(from));
+            return Err(format!("the trace ends at {end}, before the range begins at {from}"));
+        }
+        When::Peak | When::End | When::At(_) | When::Within(..) => return Ok(when.since(story.start())),
+    };
     let steps = story.ledger.training().map_or(&[][..], |training| &training.steps);
     match (steps.iter().find(|step| step.number == number), steps) {
         (Some(step), _) => Ok((step.begin, step.end.unwrap_or(story.ledger.run.last))),

@@ -278,7 +278,7 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply<OfProcess>,
         let unknown = model.unknown_share();
         if unknown > MOST_UNKNOWN {
             return Err(format!(
-                "the runs are not of one program: no other run requests {:.0} % of the memory that the largest requests on cuda:{ordinal} (without call stacks, runs cannot be matched by them)",
+                "the runs look like different programs: {:.0} % of the memory that the largest run requests on cuda:{ordinal} is in no other run; name runs of one program, recorded with stacks",
                 unknown * 100.0
             ));
         }
@@ -298,7 +298,7 @@ pub fn predict(recorded: &[Recorded], asked: &Asked) -> Result<Reply<OfProcess>,
             outcomes.extend(answers);
         }
     }
-    let base = recorded[base.ok_or("they hold no device memory")?].path.clone();
+    let base = recorded[base.ok_or("the runs hold no device memory")?].path.clone();
     let title = format!("extrapolated from {base}");
     let runs = recorded.iter().map(|run| OfRun {
         trace: run.path.clone(),
@@ -362,7 +362,9 @@ fn threads(recorded: &[Recorded]) -> Threads {
 
 fn device(run: &Recorded, ordinal: u32) -> Result<&OpStream, String> {
     let stream = run.trace.devices.iter().find(|stream| stream.device == ordinal);
-    stream.ok_or_else(|| format!("{}: it has nothing of cuda:{ordinal}, unlike another run", run.path))
+    stream.ok_or_else(|| {
+        format!("{}: no memory of cuda:{ordinal} was recorded, unlike in another run", run.path)
+    })
 }
 
 fn targets(names: &[String], at: &[Values], model: &Model) -> Result<Vec<Vec<u64>>, String> {
@@ -732,7 +734,7 @@ impl Oracle<'_> {
                 "{n} requests, up to {high} in total{at}: none of the runs made them, but such convolutions copy large tensors; a run near the predicted size would decide"
             ),
             Why::Full => format!(
-                "{n} requests{at}: parts of sums, which grow until they fill the GPU: {low} to {high} in total"
+                "{n} requests{at}: partial sums, which grow until they fill the GPU: {low} to {high} in total"
             ),
             Why::Number => format!(
                 "{n} requests{at}: more of them are live together in larger runs, and their number is extrapolated: {low} to {high}"

@@ -1,5 +1,5 @@
 //! A trace, reduced to what a job of many processes is judged by: a table of a few megabytes at most, which is read in place of
-//! the trace wherever its answer is the same. docs/SUMMARY-FORMAT.md has its shape.
+//! the trace wherever its answer is the same. docs/SQL.md has its shape.
 //!
 //! ```text
 //! trace ─ one pass ─┬ ranks::collect ─> Participant ┐

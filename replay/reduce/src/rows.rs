@@ -5,7 +5,7 @@ use std::io;
 use gputrace_exports::parts::changes::{Kind, Value};
 use gputrace_exports::parts::parquet::write::{Column, File};
 
-/// The columns; docs/SUMMARY-FORMAT.md says what each means.
+/// The columns; docs/SQL.md says what each means.
 #[rustfmt::skip]
 pub(super) const COLUMNS: [(&str, Kind); 21] = [
     ("kind", Kind::Text),

@@ -18,6 +18,12 @@ fn a_moment_that_means_nothing_to_a_verb_is_refused_with_what_to_use_instead() {
         (&["leaks", "--peak"], "gputrace tree"),
         (&["report", "--step", "99"], "no step 99"),
         (&["stats", "--step", "99"], "no step 99"),
+        (
+            &["tree", "--range", "99h..100h"],
+            "the trace ends at 9.0 µs, before the range begins at 99:00:00 h",
+        ),
+        (&["diff", "--from", "99h..", "--to", "end"], "before the range begins at 99:00:00 h"),
+        (&["stats", "--range", "99h.."], "before the range begins at 99:00:00 h"),
         (&["tree", "--group-by", "phase"], "opened no NVTX range"),
         (&["report", "--at", "1s", "--end"], "cannot be used with"),
     ] {

@@ -165,7 +165,10 @@ impl Oracle<'_> {
         let is_bounded = machine.limit.is_some()
             || machine.device_memory.or(self.bench.stream.settings.device_memory.map(Bytes)).is_some();
         if !is_bounded {
-            return Err("--fit needs --limit or --device-memory: the traces do not have it".into());
+            return Err(
+                "--fit needs --limit or --device-memory: the traces do not show how much memory the card has"
+                    .into(),
+            );
         }
         let are_advised = asked.policies.is_empty() && !asked.is_as_recorded;
         let settings = match are_advised && self.bench.stream.settings.is_torch() {
@@ -281,7 +284,7 @@ impl Oracle<'_> {
         let near =
             near.and_then(|row| row.found.at_least).filter(|near| *near > base && !self.doubts.is_guess);
         let near = near.map(|near| {
-            (Mood::Note, format!("one more run near the largest would make it more certain; {variable}={near} fits by all that is known"))
+            (Mood::Note, format!("one more run near the largest value would narrow this; {variable}={near} fits in every case"))
         });
         let far = rows.iter().any(|row| row.checked.is_none() && self.is_far(index, row)).then(|| {
             let between = base.saturating_mul(FAR / 2);

@@ -38,22 +38,24 @@ const ELSE: Duration = Duration::from_secs(10);
 
 /// Record a process that is already running
 ///
-/// If it was started with LD_PRELOAD=$(gputrace library) and GPUTRACE=dormant, recording begins with its next call, and the trace
-/// includes the memory that it already holds, with the time of allocation. Otherwise the library is loaded into it: one thread stops for less than a
-/// millisecond, no code changes, and of earlier memory the trace has only PyTorch's blocks (x86-64, glibc; needs the
-/// permissions of a debugger). `gputrace ps` lists the processes that you can attach to, and `gputrace detach` ends the
-/// recording.
+/// If it was started with LD_PRELOAD=$(gputrace library) and GPUTRACE=dormant, recording begins with its next call, and
+/// the trace includes the memory that it already holds, with the time of allocation. Otherwise the library is loaded into
+/// it, which needs x86-64, glibc and the permissions of a debugger. One thread stops for a moment, usually less than a
+/// millisecond, and no code changes. Of earlier memory, the trace then has only PyTorch's blocks. `gputrace ps` lists the
+/// processes that you can attach to, and `gputrace detach` ends the recording.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   LD_PRELOAD=$(gputrace library) GPUTRACE=dormant python train.py   # not recorded yet
   gputrace attach 4711                                              # records from now on
   gputrace attach -o /tmp/grows.gtr --stacks all 4711
+  gputrace attach -o 'traces/%h.%p.%n.gtr' 4711                     # %n counts up with each attach
   gputrace attach --snapshot 4711                                   # what is held now")]
 pub(super) struct AttachArgs {
     /// Process ID
     pid: u32,
-    /// Folder or name of the trace, as for `record` [default: gputrace-%e.%h.%p.%n.gtr]
+    /// Folder for the trace, or name with the placeholders of `record --output`: %e, %h, %p, %n, ...
+    /// [default: gputrace-%e.%h.%p.%n.gtr]
     #[arg(short, long, value_name = "PATTERN")]
     output: Option<String>,
     /// Call stacks to record, as for `record`
@@ -130,11 +132,13 @@ fn bounds(pid: u32, timeout: u32) -> (Duration, String) {
 }
 
 fn begun(args: &AttachArgs, out: &mut Screen, progress: &Progress) -> anyhow::Result<ExitCode> {
-    let pattern = std::path::absolute(args.output.as_deref().unwrap_or(DEFAULT))?;
-    // A folder stays one to put traces into.
-    let slash = args.output.as_deref().is_some_and(|it| it.ends_with('/')) || pattern.is_dir();
-    let pattern =
-        format!("{}{}", pattern.display(), if slash { format!("/{DEFAULT}") } else { String::new() });
+    let asked = args.output.as_deref().unwrap_or_default();
+    let is_folder = asked.is_empty() || asked.ends_with('/') || Path::new(asked).is_dir();
+    let pattern = if is_folder { Path::new(asked).join(DEFAULT) } else { asked.into() };
+    // The recorder runs elsewhere, and the name of this folder is not a pattern.
+    let here = std::env::current_dir()?.display().to_string().replace('%', "%%");
+    let pattern = std::path::absolute(Path::new(&here).join(pattern))?.display().to_string();
+    gputrace_recorder::check_pattern(&pattern)?;
     let name = |name: &std::ffi::CStr| name.to_string_lossy().into_owned();
     let mut options = vec![(name(variables::OUTPUT), pattern)];
     // The program that reads the answer is the one that writes the trace.

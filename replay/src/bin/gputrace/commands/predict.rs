@@ -199,7 +199,7 @@ fn run(matches: &ArgMatches, out: &mut Screen) -> anyhow::Result<ExitCode> {
     let reply = reply(&runs, &asked)?;
     if let Some(html) = &args.html {
         let base = runs.iter().find(|(_, path)| reply.answer.process.base == path.display().to_string());
-        let (_, base) = base.context("none of the runs is the one that was continued")?;
+        let (_, base) = base.context("none of the runs is the one that was extrapolated")?;
         write_with(&reply.part.sections, base, html, args.force)?;
     }
     let report = Report { verb: "predict", parts: vec![reply.part] };

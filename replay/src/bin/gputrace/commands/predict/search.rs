@@ -112,7 +112,7 @@ impl Search<'_> {
         };
         match reply(self.runs, &asked)?.answer.process.fits {
             fits if !fits.is_empty() => Ok(fits),
-            _ => bail!("there is no prediction for it"),
+            _ => bail!("the runs do not predict that value"),
         }
     }
 }
