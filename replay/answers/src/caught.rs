@@ -89,6 +89,8 @@ struct Walk {
     first: Vec<u32>,
     /// Since when each line has been running without one of those above it changing.
     at: Vec<Nanos>,
+    /// The stack and the time of the last block.
+    latest: Option<(StackId, Nanos)>,
 }
 
 /// An error, until it is known what became of it.
@@ -124,7 +126,11 @@ impl Watch for Caught<'_> {
         if matches!(event.kind, EventKind::BlockAlloc(_) | EventKind::BlockOom(_)) {
             self.went_on(ledger, thread, &path);
         }
-        self.threads.entry(thread).or_default().goes_to(path, event.time);
+        let walk = self.threads.entry(thread).or_default();
+        walk.goes_to(path, event.time);
+        if matches!(event.kind, EventKind::BlockAlloc(_)) {
+            walk.latest = Some((event.stack, event.time));
+        }
         if let EventKind::BlockOom(oom) = &event.kind {
             self.judge(ledger, Some((oom.device, event.time)));
             self.look_again(ledger, oom.device);
@@ -194,15 +200,12 @@ impl<'a> Caught<'a> {
             let is_convolution = innermost.is_some_and(|line| line.function.contains("conv"));
             // The lines of both are the same but for the last, which the operation that failed is part of.
             let is_in_place = depth + 1 >= failed.len() && is_convolution;
-            // An operation of a library that fails frees its own result: what is still there was returned, by one that found another way.
-            let is_of_library = innermost.is_some_and(|line| python_package(&line.file).is_some());
-            let since = open.walk.at.last().copied().unwrap_or(open.time);
-            let is_of_call = |block: &Block| {
-                block.device == open.device
-                    && block.since >= since
-                    && self.paths.get(&block.stack).is_some_and(|of| of == failed)
+            // One that fails frees its own result: where that is still there, it found another plan.
+            let is_there = |(stack, time): (StackId, Nanos)| {
+                self.paths.get(&stack) == Some(failed)
+                    && ledger.live_blocks().any(|(_, block)| block.stack == stack && block.since == time)
             };
-            let has_returned = is_of_library && ledger.live_blocks().any(|(_, block)| is_of_call(block));
+            let has_returned = is_convolution && open.walk.latest.is_some_and(is_there);
             let is_user_code = line.is_some_and(|line| python_package(&line.file).is_none())
                 && !is_in_place
                 && !has_returned
@@ -398,6 +401,25 @@ mod tests {
         let story = Story::watched(&source, &mut caught);
         let found = caught.finish(&story.ledger);
         found.iter().map(|oom| (oom.went_on.clone(), oom.again.is_some(), oom.kept_bytes().0)).collect()
+    }
+
+    #[test]
+    fn a_convolution_that_returned_with_another_plan_was_no_caught_exception() {
+        let conv = "_conv_forward@/lib/torch/nn/modules/conv.py:5,forward@a.py:17,main@a.py:26";
+        let scene = format!(
+            "block addr=a bytes=8M by=silu@/lib/torch/nn/functional.py:3,forward@a.py:17,main@a.py:26
+             block addr=o bytes=32M by={conv}
+             oom bytes=64M by={conv}
+             block addr=c bytes=16M by=forward@a.py:18,main@a.py:26
+             oom bytes=64M by=forward@a.py:19,main@a.py:26"
+        );
+        assert_eq!(caught(&scene), [("forward (a.py:18)".into(), true, 0)]);
+        // One that failed has freed its result.
+        let raised = scene.replace(
+            &format!("oom bytes=64M by={conv}"),
+            &format!("free addr=o bytes=32M by={conv}\noom bytes=64M by={conv}"),
+        );
+        assert_eq!(caught(&raised), [("forward (a.py:18)".into(), true, 8 << 20)]);
     }
 
     #[test]
