@@ -176,12 +176,13 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
         let statements = file(name)?;
         let (own, function) = statements.function_at(*line)?;
         if let Some(method) = method.take() {
-            let object = receiver(&own.text, method)?;
-            if object != "self" {
-                let start = Start::Names(BTreeSet::from([object.to_owned()]));
-                let walk = Walk::of(&statements, start, &function, DEEPEST);
-                let object = walk.kept.or(walk.local).map(|found| Found { is_several: true, ..found });
-                return context.or(local).or(hook).or(object.map(|it| it.named(name, false))).or(attribute);
+            match holder_of(&own.text, method) {
+                Some("self") => {}
+                Some(object) => {
+                    let object = kept_object(&function, object).map(|it| it.named(name, false));
+                    return context.or(local).or(hook).or(object).or(attribute);
+                }
+                None => break,
             }
         }
         let walk = Walk::of(&statements, Start::Statement(own), &function, 0);
@@ -199,7 +200,7 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
         hook = hook.or_else(|| of_hook(&statements).map(|found| found.named(name, true)));
         let last = at.rsplit('.').next().unwrap_or_default();
         let is_of_self = attribute.as_ref().is_some_and(|it: &Keeper| it.text.starts_with("self."));
-        match walk.returns || last == "__init__" {
+        match walk.returns {
             true => {}
             false if is_of_self && local.is_none() && hook.is_none() => method = Some(last),
             false => break,
@@ -208,11 +209,29 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
     context.or(local).or(hook).or(attribute)
 }
 
-/// The object in `object.method(...)`.
-fn receiver<'t>(text: &'t str, method: &str) -> Option<&'t str> {
+/// The object in `object.method(...)`, or in `object = Class(...)` for a constructor.
+fn holder_of<'t>(text: &'t str, method: &str) -> Option<&'t str> {
+    if method == "__init__" {
+        return assigned(text).map(|(target, ..)| target).filter(|target| target.chars().all(is_word));
+    }
     let call = format!(".{method}(");
     let before = &text[..text.find(&call)?];
     before.rsplit(|c| !is_word(c)).next().filter(|name| !name.is_empty())
+}
+
+/// The statement that puts an object itself into a container.
+fn kept_object(function: &Function<'_>, object: &str) -> Option<Found> {
+    function.body.iter().find_map(|it| {
+        let put = match added(&it.text) {
+            Some((_, argument)) => (How::Added, argument),
+            None => match assigned(&it.text)? {
+                (target, "=", value) if target.ends_with(']') => (How::Entry, value),
+                _ => return None,
+            },
+        };
+        let is_it = parts(put.1, ',').iter().any(|argument| argument.trim() == object);
+        is_it.then(|| Found { is_several: true, ..Found::at(it, put.0, object) })
+    })
 }
 
 /// Names in a function that are containers, by what the function does with them or by what it assigns to them.
@@ -695,6 +714,8 @@ mod tests {
         let forward =
             "def forward(self, x):\n    b = f(x)  # here\n    b = b + g(x)\n    b += x\n    return b\n";
         assert_eq!(kept(forward), None);
+        let index = "for x in d:\n    a = f(x)  # here\n    s = s + table[a]\n";
+        assert_eq!(kept(index), None);
         let buffer = "def push(self, *items):\n    self.buffer.append(items)\n\ndef roll(self):\n    a, b = [], []\n    a.append(f(s))  # here\n    return stack(a), stack(b)\n\ndef fill(self):\n    x, y = self.roll()  # here!\n    self.replay.push(x, y)\n";
         assert_eq!(kept(buffer).map(|it| it.1), Some(11));
         let ctx = "class G(Function):\n    def forward(ctx, u):\n        y = u * 2\n        ctx.y = y\n        return y\n\ndef layer(x):\n    c = G.apply(x)  # here\n    return c\n";
@@ -710,6 +731,11 @@ mod tests {
         let found = keeper(&lines, |_| Some(statements.clone())).expect("a keeper");
         assert_eq!((found.how, found.line), (How::Added, 9));
         assert!(found.with_less(false).is_none(), "an object is no tensor");
+        // What a function of the object returns is not the object.
+        let text = text.replace("append(one)", "append(one.score(x))");
+        let statements = Rc::new(Statements::of(&text));
+        let found = keeper(&lines, |_| Some(statements.clone())).expect("a keeper");
+        assert_eq!(found.how, How::Attribute);
     }
 
     #[test]

@@ -134,8 +134,23 @@ pub(super) fn carries(expression: &str, name: &str) -> bool {
             let function = it.rsplit(|c| !is_word(c)).next().unwrap_or_default();
             MEASURES.contains(&function)
         });
-        is_whole && !is_keyword && !is_measured && !leaves(after)
+        is_whole && !is_keyword && !is_measured && !is_index(before) && !leaves(after)
     })
+}
+
+/// Whether what follows is an index, `table[value]`: the result has no graph of it.
+fn is_index(before: &str) -> bool {
+    let mut depth = 0_i32;
+    for (at, c) in before.char_indices().rev() {
+        match c {
+            ')' | ']' | '}' => depth += 1,
+            '(' | '[' | '{' if depth > 0 => depth -= 1,
+            '[' => return before[..at].ends_with(|c| is_word(c) || matches!(c, ')' | ']')),
+            '(' | '{' => return false,
+            _ => {}
+        }
+    }
+    false
 }
 
 /// Whether what follows a value, `.detach().cpu()`, leaves nothing of it on the GPU.
