@@ -531,3 +531,77 @@ fn what_is_not_a_training_run_is_refused() {
     stream.history = crate::ops::History::StartsLate;
     assert!(Program::of(&stream, &understood).is_err());
 }
+
+/// Three layers keep so many MiB each. Their caller also calls something that keeps as much as is named, and a loss outside of it keeps so much.
+struct Kept {
+    layers: [u64; 3],
+    beside: u64,
+    loss: u64,
+    /// The layers use one weight: its gradient is made in the backward pass of the last.
+    is_shared: bool,
+}
+
+const EVEN: Kept = Kept { layers: [8, 8, 8], beside: 1, loss: 1, is_shared: false };
+
+fn that_keeps(kept: &Kept) -> (OpStream, Understood) {
+    const BESIDE: u32 = 6;
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    for _ in 0..3 {
+        it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
+    }
+    for _ in 0..2 {
+        let beside = it.ask(kept.beside, BESIDE, Purpose::Activation, Phase::Forward);
+        let mut own = vec![];
+        for mib in kept.layers {
+            let scratch = it.ask(4, SCRATCH, Purpose::Temporary, Phase::Forward);
+            it.free(scratch);
+            own.push(it.ask(mib, LAYER, Purpose::Activation, Phase::Forward));
+        }
+        let loss = it.ask(kept.loss, LOSS, Purpose::Activation, Phase::Forward);
+        let (mut gradients, mut asked) = (vec![], vec![]);
+        for own in own.into_iter().rev() {
+            let scratch = it.ask(8, BACK, Purpose::Temporary, Phase::Backward);
+            asked.push(scratch);
+            if !kept.is_shared || gradients.is_empty() {
+                gradients.push(it.ask(10, BACK, Purpose::Gradient, Phase::Backward));
+            }
+            it.free(own);
+            it.free(scratch);
+        }
+        let last = it.ask(1, BACK, Purpose::Temporary, Phase::Backward);
+        it.free(last);
+        it.passes.push((asked[0], last));
+        it.free(loss);
+        it.free(beside);
+        gradients.into_iter().rev().for_each(|gradient| it.free(gradient));
+    }
+    let mut stream = it.builder.finish();
+    let mut stacks = stacks();
+    let frame = stacks.frames.len() as u32;
+    stacks.frames.push(Frame { name: "Beside.forward".into(), file: "/job/model.py".into(), line: 30 });
+    stacks.lists.push([frame, 1, 0].into());
+    stream.stacks = Arc::new(stacks);
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+/// How sure checkpointing is, by how many MiB less it may be, and whether it may free nothing.
+fn checkpointed(kept: &Kept, chosen: Chosen) -> Result<(Sure, u64, bool), String> {
+    let (stream, understood) = that_keeps(kept);
+    let program = Program::of(&stream, &understood).expect("it can be edited");
+    let edits = Edits { checkpoint: Some(chosen), ..NONE };
+    let (_, changes) = edits.apply(&program, End::Best).map_err(|why| why.0)?;
+    Ok((changes.sure(), changes.less / MIB, changes.may_free_nothing))
+}
+
+#[test]
+fn layers_that_keep_different_amounts_may_be_several() {
+    assert_eq!(checkpointed(&EVEN, Chosen::All), Ok((Sure::Range, 0, false)));
+    let uneven = Kept { layers: [8, 8, 30], ..EVEN };
+    assert_eq!(checkpointed(&uneven, Chosen::All), Ok((Sure::Guess, 22, false)));
+}
+
+#[test]
+fn layers_that_share_their_weights_may_free_nothing() {
+    let shared = Kept { is_shared: true, ..EVEN };
+    assert_eq!(checkpointed(&shared, Chosen::All), Ok((Sure::Guess, 0, true)));
+}
