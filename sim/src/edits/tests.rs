@@ -605,3 +605,22 @@ fn layers_that_share_their_weights_may_free_nothing() {
     let shared = Kept { is_shared: true, ..EVEN };
     assert_eq!(checkpointed(&shared, Chosen::All), Ok((Sure::Guess, 0, true)));
 }
+
+#[test]
+fn what_is_called_beside_layers_may_be_checkpointed_too() {
+    let beside = Kept { beside: 12, ..EVEN };
+    assert_eq!(checkpointed(&beside, Chosen::All), Ok((Sure::Guess, 12, false)));
+    // Whether the second is chosen depends on whether the other counts.
+    assert_eq!(checkpointed(&beside, Chosen::Every(2)), Ok((Sure::Guess, 12 + 8, false)));
+    assert_eq!(checkpointed(&beside, Chosen::Layers(0, 2)), Ok((Sure::Range, 0, false)));
+    let why = checkpointed(&Kept { beside: 20, ..EVEN }, Chosen::All).expect_err("it may be what is meant");
+    assert!(why.contains("also calls others, which keep 44 %"), "{why}");
+}
+
+#[test]
+fn layers_that_keep_less_than_half_are_checkpointed_as_a_guess() {
+    let loss = |loss| checkpointed(&Kept { loss, ..EVEN }, Chosen::All);
+    assert_eq!(loss(40), Ok((Sure::Guess, 0, false)));
+    let why = loss(100).expect_err("most of the model is in no layer");
+    assert!(why.starts_with("repeating layers keep 19 %"), "{why}");
+}
