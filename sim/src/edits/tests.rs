@@ -624,3 +624,17 @@ fn layers_that_keep_less_than_half_are_checkpointed_as_a_guess() {
     let why = loss(100).expect_err("most of the model is in no layer");
     assert!(why.starts_with("repeating layers keep 19 %"), "{why}");
 }
+
+#[test]
+fn steps_of_different_sizes_leave_the_place_of_new_state_open() {
+    let (mut stream, understood) = training();
+    let sure = |stream: &OpStream| {
+        let program = Program::of(stream, &understood).expect("it can be edited");
+        let edits = Edits { optimizer: Some(Optimizer::Sgd), ..NONE };
+        edits.apply(&program, End::Best).expect("it can be made").1.sure()
+    };
+    assert_eq!(sure(&stream), Sure::Certain);
+    let last = stream.allocations.iter().rposition(|it| it.stack == StackId(LAYER)).expect("a layer");
+    stream.allocations[last].requested += MIB;
+    assert_eq!(sure(&stream), Sure::Range);
+}
