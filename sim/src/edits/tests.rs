@@ -638,3 +638,37 @@ fn steps_of_different_sizes_leave_the_place_of_new_state_open() {
     stream.allocations[last].requested += MIB;
     assert_eq!(sure(&stream), Sure::Range);
 }
+
+/// A linear layer with a bias keeps 8 MiB. Its backward pass makes 8 for its input, 10 for its matrix, 1 for its bias, and needs 50 to sum
+/// that.
+fn that_sums_a_bias() -> (OpStream, Understood) {
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    for mib in [10, 1] {
+        it.ask(mib, MODEL, Purpose::Parameter, Phase::Model);
+    }
+    for _ in 0..2 {
+        let kept = it.ask(8, LAYER, Purpose::Activation, Phase::Forward);
+        let scratch = it.ask(4, SCRATCH, Purpose::Temporary, Phase::Forward);
+        it.free(scratch);
+        let input = it.ask(8, BACK, Purpose::Temporary, Phase::Backward);
+        let matrix = it.ask(10, BACK, Purpose::Gradient, Phase::Backward);
+        let bias = it.ask(1, BACK, Purpose::Gradient, Phase::Backward);
+        let staging = it.ask(50, BACK, Purpose::Temporary, Phase::Backward);
+        it.passes.push((input, staging));
+        it.free(staging);
+        it.free(kept);
+        it.free(input);
+        it.free(matrix);
+        it.free(bias);
+    }
+    let mut stream = it.builder.finish();
+    stream.stacks = Arc::new(stacks());
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+#[test]
+fn what_was_brought_back_is_freed_before_a_bias_is_summed() {
+    assert_eq!(peak_of(that_sums_a_bias(), NONE), 11 + 8 + 8 + 10 + 1 + 50);
+    let offloaded = Edits { offload: Some(Offload::Activations), ..NONE };
+    assert_eq!(peak_of(that_sums_a_bias(), offloaded), 11 + 8 + 10 + 1 + 50);
+}
