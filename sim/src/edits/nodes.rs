@@ -91,6 +91,7 @@ const IN_PLACE: &[&str] = &["Relu", "LeakyRelu", "Elu", "Hardtanh", "Threshold"]
 /// Products that add a vector to each row: its gradient is summed when the operation itself has returned (`validate_outputs` in
 /// torch/csrc/autograd/engine.cpp).
 const ADDS_VECTOR: &[&str] = &["Addmm"];
+const CONVOLUTION: &[&str] = &["Convolution", "CudnnConvolution"];
 /// Those that a loss is made of.
 const LOSS: &[&str] = &["LogSoftmax", "NllLoss", "CrossEntropy", "BinaryCrossEntropy", "KlDiv"];
 
@@ -103,6 +104,7 @@ pub(super) struct Nodes {
     saves_output: FxHashSet<u32>,
     activations: FxHashSet<u32>,
     adds_vector: FxHashSet<u32>,
+    convolutions: FxHashSet<u32>,
     /// Lines of norms that are written out: those that make a power of the input, and those that multiply with the root.
     powers: FxHashSet<u32>,
     roots: FxHashSet<u32>,
@@ -129,7 +131,7 @@ impl Nodes {
         let mut classes: FxHashMap<u32, Class> = FxHashMap::default();
         let mut has_casts = false;
         let [mut losses, mut grids, mut saves_output, mut activations] = <[FxHashSet<u32>; 4]>::default();
-        let [mut powers, mut roots, mut adds_vector] = <[FxHashSet<u32>; 3]>::default();
+        let [mut powers, mut roots, mut adds_vector, mut convolutions] = <[FxHashSet<u32>; 4]>::default();
         for (stack, name) in &stacks.nodes {
             let Some(frames) = frames.get(stack.0 as usize) else { continue };
             let class = match &**name {
@@ -154,6 +156,9 @@ impl Nodes {
             }
             if starts(name, ADDS_VECTOR) {
                 adds_vector.insert(*frames);
+            }
+            if starts(name, CONVOLUTION) {
+                convolutions.insert(*frames);
             }
             if name.starts_with("Pow") {
                 powers.insert(*frames);
@@ -183,7 +188,7 @@ impl Nodes {
         roots.retain(is_of_norm);
         let has = |list: &[&str]| stacks.nodes.values().any(|name| starts(name, list));
         Nodes {
-            has_convolutions: has(&["Convolution", "CudnnConvolution"]),
+            has_convolutions: has(CONVOLUTION),
             has_recurrences: has(RECURRENT),
             has_names: !stacks.nodes.is_empty(),
             classes,
@@ -192,6 +197,7 @@ impl Nodes {
             saves_output,
             activations,
             adds_vector,
+            convolutions,
             powers,
             roots,
             frames,
@@ -235,6 +241,10 @@ impl Nodes {
     /// Whether a gradient of a vector that it adds is summed when it has returned.
     pub(super) fn adds_vector(&self, stack: StackId) -> bool {
         self.adds_vector.contains(&self.frames(stack))
+    }
+
+    pub(super) fn is_convolution(&self, stack: StackId) -> bool {
+        self.convolutions.contains(&self.frames(stack))
     }
 
     pub(super) fn is_loss(&self, stack: StackId) -> bool {

@@ -639,6 +639,77 @@ fn steps_of_different_sizes_leave_the_place_of_new_state_open() {
     assert_eq!(sure(&stream), Sure::Range);
 }
 
+const CONVOLUTION: u32 = 6;
+const NORM: u32 = 7;
+const DIFFERENCE: u32 = 8;
+
+/// A convolution makes 8 MiB and has a workspace of as much as is named. A norm keeps that and makes 8, and a loss outside of modules keeps 8
+/// more. Then 100 MiB for a while. The convolution's backward pass has such a workspace, too.
+fn that_convolves(workspace_mib: u64) -> (OpStream, Understood) {
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
+    for _ in 0..2 {
+        let made = it.ask(8, CONVOLUTION, Purpose::Activation, Phase::Forward);
+        let workspace = it.ask(workspace_mib, CONVOLUTION, Purpose::Temporary, Phase::Forward);
+        it.free(workspace);
+        let normed = it.ask(8, NORM, Purpose::Activation, Phase::Forward);
+        let scratch = it.ask(100, SCRATCH, Purpose::Other, Phase::Outside);
+        it.free(scratch);
+        let again = it.ask(8, CONVOLUTION, Purpose::Activation, Phase::Forward);
+        let loss = it.ask(8, DIFFERENCE, Purpose::Activation, Phase::Outside);
+        let scratch = it.ask(100, LOSS, Purpose::Other, Phase::Outside);
+        it.free(scratch);
+        let difference = it.ask(8, DIFFERENCE, Purpose::Temporary, Phase::Backward);
+        it.free(loss);
+        let back = it.ask(8, CONVOLUTION, Purpose::Temporary, Phase::Backward);
+        it.free(difference);
+        it.free(again);
+        let back_of_norm = it.ask(8, NORM, Purpose::Temporary, Phase::Backward);
+        it.free(back);
+        it.free(normed);
+        let gradient = it.ask(10, CONVOLUTION, Purpose::Gradient, Phase::Backward);
+        let workspace = it.ask(workspace_mib, CONVOLUTION, Purpose::Temporary, Phase::Backward);
+        it.free(workspace);
+        let last = it.ask(1, CONVOLUTION, Purpose::Temporary, Phase::Backward);
+        it.passes.push((difference, last));
+        it.free(last);
+        it.free(back_of_norm);
+        it.free(made);
+        it.free(gradient);
+    }
+    let mut stream = it.builder.finish();
+    let mut stacks = stacks();
+    for line in [40, 41] {
+        let frame = stacks.frames.len() as u32;
+        stacks.frames.push(Frame { name: "Model.forward".into(), file: "/job/model.py".into(), line });
+        stacks.lists.push([frame, 0].into());
+    }
+    let frame = stacks.frames.len() as u32;
+    stacks.frames.push(Frame { name: "loss".into(), file: "/job/train.py".into(), line: 9 });
+    stacks.lists.push([frame, 0].into());
+    stacks.nodes.insert(StackId(CONVOLUTION), Arc::from("ConvolutionBackward0"));
+    stacks.nodes.insert(StackId(NORM), Arc::from("NativeGroupNormBackward0"));
+    stacks.nodes.insert(StackId(DIFFERENCE), Arc::from("AbsBackward0"));
+    stream.stacks = Arc::new(stacks);
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+/// MiB requested at most under autocast.
+fn autocast((stream, understood): (OpStream, Understood), end: End) -> u64 {
+    let program = Program::of(&stream, &understood).expect("it can be edited");
+    let edits = Edits { precision: Some(Precision::AutocastBf16), ..NONE };
+    edits.apply(&program, end).expect("it can be cast").0.peak().0 / MIB
+}
+
+#[test]
+fn a_workspace_of_a_convolution_is_not_its_output_and_may_not_be_needed() {
+    let peaks = |mib| [End::Least, End::Best, End::Most].map(|end| autocast(that_convolves(mib), end));
+    // Parameters, the norm's copy, its output, a convolution of it and the loss in 16 bits, or that in 32, and what is there for a while.
+    assert_eq!(peaks(2), [10 + 8 + 4 + 4 + 4 + 100, 10 + 8 + 4 + 4 + 4 + 100, 10 + 8 + 4 + 4 + 8 + 100]);
+    // In the backward pass: parameters, that copy, the gradients of the norm and of the parameter, and the workspace.
+    assert_eq!(peaks(1000), [130, 10 + 8 + 8 + 10 + 500, 10 + 8 + 8 + 10 + 1000]);
+}
+
 /// A linear layer with a bias keeps 8 MiB. Its backward pass makes 8 for its input, 10 for its matrix, 1 for its bias, and needs 50 to sum
 /// that.
 fn that_sums_a_bias() -> (OpStream, Understood) {
