@@ -4,7 +4,13 @@ use super::layers::{self, Stretch};
 use super::nodes::{Class, Nodes};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, Chosen, Sure, Unfit};
+use crate::bytes::iec;
 use rustc_hash::{FxHashMap, FxHashSet};
+
+/// Percent of what the forward pass keeps: where the layers keep less, they are not what is meant.
+const LEAST_OF_LAYERS: u64 = 25;
+/// Where what is called beside them keeps more, that may be what is meant.
+const MOST_OF_OTHERS: u64 = 40;
 
 /// Checkpoints layers of every step.
 ///
@@ -16,9 +22,10 @@ pub(super) fn checkpoint(
     chosen: Chosen,
     changes: &mut Changes,
 ) -> Result<(), Unfit> {
-    if !matches!(chosen, Chosen::Layers(..)) {
-        has_no_other_layers(recorded)?;
-    }
+    let of_others = match chosen {
+        Chosen::All | Chosen::Every(_) => kept_by_other_layers(recorded)?,
+        Chosen::Layers(..) => None,
+    };
     let nodes = Nodes::of(program);
     let mut removed: FxHashSet<usize> = FxHashSet::default();
     let mut added: Vec<Tensor> = vec![];
@@ -26,6 +33,7 @@ pub(super) fn checkpoint(
     let (mut again, mut forward) = (0, 0);
     let (mut of_layers, mut of_all) = (0u64, 0u64);
     let (mut is_uneven, mut is_shared) = (false, false);
+    let mut spared_most = 0u64;
     let mut names: Vec<String> = vec![];
     let steps: Vec<Step> = program.steps.iter().flat_map(|step| step.micro_batches(program)).collect();
     let n_steps = steps.len();
@@ -47,6 +55,7 @@ pub(super) fn checkpoint(
                 changes.less = changes.less.max(most - least);
             }
         }
+        let mut spared = 0;
         is_shared |= stretches.iter().any(|stretch| shares_weights(program, &step, stretch));
         let mut first = 0;
         let own = &program.tensors[program.born_within(step.begin, step.passes[0].0 + 1)];
@@ -62,6 +71,11 @@ pub(super) fn checkpoint(
                     Chosen::Every(n) => (first + number) % n.max(1) == 0,
                     Chosen::Layers(from, to) => (from..=to).contains(&(first + number)),
                 };
+                if !is_chosen {
+                    spared += sum(&mut stretch.layers[number]
+                        .iter()
+                        .map(|index| &pass.recorded[index - pass.first]));
+                }
                 if is_chosen {
                     again += if is_warm || n_steps == 1 { pass.time(number) } else { 0 };
                     pass.recompute(number, &mut removed, &mut added, &mut dropped);
@@ -73,6 +87,7 @@ pub(super) fn checkpoint(
                 names.push(stretch.name.clone());
             }
         }
+        spared_most = spared_most.max(spared);
     }
     let most = numbers.iter().copied().max().unwrap_or(0);
     if most == 0 {
@@ -86,12 +101,29 @@ pub(super) fn checkpoint(
         return Err(Unfit(format!("there are {most} layers, numbered from 0 to {}", most - 1)));
     }
     // What layers keep, of all that is kept: where that is little, others are meant, or these are not the layers.
-    if of_layers.saturating_mul(2) < of_all && !matches!(chosen, Chosen::Layers(..)) {
+    let share = of_layers.saturating_mul(100) / of_all.max(1);
+    let last = most - 1;
+    if share < LEAST_OF_LAYERS && !matches!(chosen, Chosen::Layers(..)) {
         return Err(Unfit(format!(
-            "repeating layers keep {} % of what the forward pass keeps, so most of the model is in no known layer. `gputrace layers` shows them, and --checkpoint layers:0..{} selects them",
-            of_layers.saturating_mul(100) / of_all.max(1),
-            most - 1
+            "repeating layers keep {share} % of what the forward pass keeps, so most of the model is in no known layer. `gputrace layers` shows them, and --checkpoint layers:0..{last} selects them",
         )));
+    }
+    if share < 50 && !matches!(chosen, Chosen::Layers(..)) {
+        changes.note(
+            Sure::Guess,
+            format!("repeating layers keep {share} % of what the forward pass keeps: the rest is assumed to be in no layer, as with --checkpoint layers:0..{last}"),
+        );
+    }
+    if let Some(others) = of_others {
+        // Of every second layer, others may be meant where these count too.
+        changes.less = changes.less.max(others + spared_most);
+        changes.note(
+            Sure::Guess,
+            format!(
+                "the code that calls the repeating layers also calls others, which keep {}: they are assumed to keep it, as with --checkpoint layers:0..{last}; at least: they and all layers are checkpointed",
+                iec(others)
+            ),
+        );
     }
     if nodes.has_recurrences {
         changes.note(Sure::Guess, "the model has a recurrent network in one operation of cuDNN, whose workspaces are assumed to be as recorded");
@@ -295,13 +327,13 @@ fn input_to_keep(recorded: &[Tensor], from: u64, (begin, done): (u64, u64)) -> O
     (!is_kept).then_some(index)
 }
 
-/// Whether the code that calls the layers that repeat calls nothing else that keeps much, such as layers of other sizes.
+/// What the code that calls the repeating layers calls beside them, such as layers of other sizes, keeps. None where it is little.
 ///
 /// # Errors
-/// How much that keeps.
-fn has_no_other_layers(recorded: &Program<'_>) -> Result<(), Unfit> {
+/// How much it keeps, where that is so much that they may be what is meant.
+fn kept_by_other_layers(recorded: &Program<'_>) -> Result<Option<u64>, Unfit> {
     // One step shows it. The first also makes workspaces and state.
-    let Some(step) = recorded.steps.get(1).or(recorded.steps.first()) else { return Ok(()) };
+    let Some(step) = recorded.steps.get(1).or(recorded.steps.first()) else { return Ok(None) };
     let step = &step.micro_batches(recorded)[0];
     let kept = |of: &mut dyn Iterator<Item = &Tensor>| -> u64 {
         of.filter(|it| it.freed > step.passes[0].0 && it.freed <= step.update).map(|it| it.bytes).sum()
@@ -310,10 +342,13 @@ fn has_no_other_layers(recorded: &Program<'_>) -> Result<(), Unfit> {
     let others = layers::of_same_calls(recorded, step, &layers::of(recorded, step));
     let of_others = kept(&mut others.iter().map(|index| &recorded.tensors[*index]));
     if of_others <= of_all / 10 {
-        return Ok(());
+        return Ok(None);
     }
-    Err(Unfit(format!(
-        "the code that calls the repeating layers also calls others, which keep {} % of what the forward pass keeps: `gputrace layers` shows the repeating ones, and --checkpoint layers:A..B selects among them",
-        of_others.saturating_mul(100) / of_all.max(1)
-    )))
+    let share = of_others.saturating_mul(100) / of_all.max(1);
+    if share > MOST_OF_OTHERS {
+        return Err(Unfit(format!(
+            "the code that calls the repeating layers also calls others, which keep {share} % of what the forward pass keeps: `gputrace layers` shows the repeating ones, and --checkpoint layers:A..B selects among them",
+        )));
+    }
+    Ok(Some(of_others))
 }

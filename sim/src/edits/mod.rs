@@ -265,6 +265,7 @@ impl Edits {
                 "the program scales its gradients: the data determines which steps are skipped, and when the state is created",
             );
         }
+        self.note_unequal_steps(recorded, &mut changes);
         self.note_untrained(recorded, &mut changes);
         let optimizer = self.optimizer_after(recorded)?;
         if let Some(precision) = self.precision {
@@ -360,6 +361,17 @@ impl Edits {
             ));
         }
         Ok(())
+    }
+
+    /// Where steps request different sizes, each finds the free memory that others left: what is reserved depends on the place of every
+    /// tensor of the new optimizer among them, and not on sizes alone.
+    fn note_unequal_steps(&self, recorded: &Program<'_>, changes: &mut Changes) {
+        if self.updates_again() && !recorded.steps_are_equal() {
+            changes.note(
+                Sure::Range,
+                "the recorded steps request different sizes: where the new optimizer's tensors lie among them decides what is reserved",
+            );
+        }
     }
 
     /// Says where it is not known which parameters are trained.

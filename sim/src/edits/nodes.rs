@@ -88,6 +88,10 @@ const GATHERS: &[&str] = &["Index", "Gather", "Scatter", "Take", "Segment"];
 const SAVES_OUTPUT: &[&str] = &["Softmax", "LogSoftmax", "ExpBackward", "Rsqrt", "Reciprocal"];
 /// Activations that may change their input in place, and then need it in the backward pass.
 const IN_PLACE: &[&str] = &["Relu", "LeakyRelu", "Elu", "Hardtanh", "Threshold"];
+/// Products that add a vector to each row: its gradient is summed when the operation itself has returned (`validate_outputs` in
+/// torch/csrc/autograd/engine.cpp).
+const ADDS_VECTOR: &[&str] = &["Addmm"];
+const CONVOLUTION: &[&str] = &["Convolution", "CudnnConvolution"];
 /// Those that a loss is made of.
 const LOSS: &[&str] = &["LogSoftmax", "NllLoss", "CrossEntropy", "BinaryCrossEntropy", "KlDiv"];
 
@@ -99,6 +103,8 @@ pub(super) struct Nodes {
     grids: FxHashSet<u32>,
     saves_output: FxHashSet<u32>,
     activations: FxHashSet<u32>,
+    adds_vector: FxHashSet<u32>,
+    convolutions: FxHashSet<u32>,
     /// Lines of norms that are written out: those that make a power of the input, and those that multiply with the root.
     powers: FxHashSet<u32>,
     roots: FxHashSet<u32>,
@@ -125,7 +131,7 @@ impl Nodes {
         let mut classes: FxHashMap<u32, Class> = FxHashMap::default();
         let mut has_casts = false;
         let [mut losses, mut grids, mut saves_output, mut activations] = <[FxHashSet<u32>; 4]>::default();
-        let [mut powers, mut roots] = <[FxHashSet<u32>; 2]>::default();
+        let [mut powers, mut roots, mut adds_vector, mut convolutions] = <[FxHashSet<u32>; 4]>::default();
         for (stack, name) in &stacks.nodes {
             let Some(frames) = frames.get(stack.0 as usize) else { continue };
             let class = match &**name {
@@ -147,6 +153,12 @@ impl Nodes {
             }
             if starts(name, IN_PLACE) {
                 activations.insert(*frames);
+            }
+            if starts(name, ADDS_VECTOR) {
+                adds_vector.insert(*frames);
+            }
+            if starts(name, CONVOLUTION) {
+                convolutions.insert(*frames);
             }
             if name.starts_with("Pow") {
                 powers.insert(*frames);
@@ -176,7 +188,7 @@ impl Nodes {
         roots.retain(is_of_norm);
         let has = |list: &[&str]| stacks.nodes.values().any(|name| starts(name, list));
         Nodes {
-            has_convolutions: has(&["Convolution", "CudnnConvolution"]),
+            has_convolutions: has(CONVOLUTION),
             has_recurrences: has(RECURRENT),
             has_names: !stacks.nodes.is_empty(),
             classes,
@@ -184,6 +196,8 @@ impl Nodes {
             grids,
             saves_output,
             activations,
+            adds_vector,
+            convolutions,
             powers,
             roots,
             frames,
@@ -222,6 +236,15 @@ impl Nodes {
     /// Whether such a norm multiplies its input with the root of its mean power here.
     pub(super) fn is_root_of_norm(&self, stack: StackId) -> bool {
         self.roots.contains(&self.frames(stack))
+    }
+
+    /// Whether a gradient of a vector that it adds is summed when it has returned.
+    pub(super) fn adds_vector(&self, stack: StackId) -> bool {
+        self.adds_vector.contains(&self.frames(stack))
+    }
+
+    pub(super) fn is_convolution(&self, stack: StackId) -> bool {
+        self.convolutions.contains(&self.frames(stack))
     }
 
     pub(super) fn is_loss(&self, stack: StackId) -> bool {

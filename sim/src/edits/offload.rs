@@ -34,10 +34,12 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
             sum += it.bytes;
             let operation = operations.at(it.freed);
             let back = operation.map_or(start, |at| operations.all[at].born);
+            // What was brought back is a variable of the operation: it is freed when that returns.
+            let freed = operation.map_or(it.freed, |at| operations.all[at].returns.min(it.freed));
             if let Some(at) = operation {
                 brought_back[at] = it.bytes.max(brought_back[at]);
             }
-            let mut copy = it.within(back - 1, it.freed);
+            let mut copy = it.within(back - 1, freed);
             copy.node = 0;
             added.push(copy);
             let until = holds.until(program, index, end);
@@ -55,7 +57,7 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
                     Purpose::Temporary,
                     Phase::Backward,
                     operation.born - 2,
-                    operation.over,
+                    operation.over.min(operation.returns),
                 )
             };
             // What a product multiplies the gradient with: a weight, and its input, which is as large as the gradient that it makes of it.
@@ -99,6 +101,8 @@ struct Operation {
     born: u64,
     /// The next one begins.
     over: u64,
+    /// It has returned, and what was brought back for it is freed, before the gradient of a vector is summed. Else never.
+    returns: u64,
     /// Bytes of the largest gradient of a parameter, where it is a matrix product or convolution with one.
     weight: u64,
     /// Bytes of the gradient of its input.
@@ -129,6 +133,7 @@ impl Operations {
                 all.push(Operation {
                     born: it.born,
                     over,
+                    returns: NEVER,
                     weight: 0,
                     input: None,
                     keeps: class != Class::Joins,
@@ -136,6 +141,10 @@ impl Operations {
             }
             let Some(operation) = all.last_mut() else { continue };
             if it.purpose == Purpose::Gradient || of_parameters.contains(&index) {
+                // The matrix's gradient comes first.
+                if operation.weight > it.bytes && nodes.adds_vector(it.stack) {
+                    operation.returns = it.born - 1;
+                }
                 if nodes.class(it.stack) == Class::Half {
                     operation.weight = it.bytes.max(operation.weight);
                 }

@@ -81,6 +81,12 @@ pub(super) fn cast(
     program.tensors.append(&mut casting.added);
     program.settle();
     changes.note(Sure::Range, "the recorded run is assumed to be in 32 bits; the format of an operation follows from its autograd node, and other kernels may need other workspaces");
+    if casting.nodes.has_convolutions {
+        changes.note(
+            Sure::Range,
+            "cuDNN chooses the algorithm of a convolution by its format: its workspace is assumed to be half as large; at least: none, at most: as recorded",
+        );
+    }
     if precision != Precision::Bf16 {
         changes.note(
             Sure::Range,
@@ -112,6 +118,20 @@ struct Last {
 impl Casting {
     fn temporary(&mut self, bytes: u64, born: u64, freed: u64) {
         self.added.push(Program::tensor(bytes, Purpose::Activation, Phase::Forward, born, freed));
+    }
+
+    /// Bytes of a workspace of a convolution, for which cuDNN may choose an algorithm that needs none, or as much.
+    fn workspace(&self, bytes: u64) -> u64 {
+        match self.end {
+            End::Least => 0,
+            End::Best => bytes.div_ceil(2),
+            End::Most => bytes,
+        }
+    }
+
+    /// Whether a tensor is of the program's own forward pass: of a module's, or of code around it that autograd has a node for, as a loss.
+    fn is_of_forward(&self, it: &Tensor) -> bool {
+        it.phase == Phase::Forward || it.phase == Phase::Outside && self.nodes.knows(it.stack)
     }
 
     /// Whether a tensor is a mask of a dropout, an element of 1 byte for each of 4.
@@ -165,7 +185,7 @@ impl Casting {
                 }
                 continue;
             }
-            if it.phase != Phase::Forward
+            if !self.is_of_forward(&it)
                 || it.freed == NEVER
                 || it.bytes < SMALL
                 || Casting::is_mask(&program.tensors, index, &own)
@@ -247,8 +267,13 @@ impl Casting {
                     let made = recorded[last.index - own.start];
                     made.stack == it.stack && made.freed > it.freed
                 });
-            if !is_workspace {
-                last = Some(Last { index, is_half });
+            match is_workspace {
+                true if self.nodes.is_convolution(it.stack) => {
+                    halves.remove(&index);
+                    program.tensors[index].bytes = self.workspace(it.bytes);
+                }
+                true => {}
+                false => last = Some(Last { index, is_half }),
             }
         }
         for index in halves {
@@ -263,9 +288,14 @@ impl Casting {
         let end = step.passes[step.passes.len() - 1].1;
         let own = program.born_within(step.passes[0].0, end + 1);
         let ends = node_ends(program, own.clone());
+        let workspaces = self.workspaces(program, own.clone());
         for index in own {
             let it = program.tensors[index];
             if it.node == 0 || it.bytes < SMALL {
+                continue;
+            }
+            if workspaces.contains(&index) {
+                program.tensors[index].bytes = self.workspace(it.bytes);
                 continue;
             }
             let is_half = is_half_at.get(&self.nodes.frames(it.stack)).copied().unwrap_or(false);
@@ -283,6 +313,16 @@ impl Casting {
                 program.tensors[index].bytes = it.bytes.div_ceil(2);
             }
         }
+    }
+
+    /// Workspaces of convolutions in a backward pass: freed before anything else is requested.
+    fn workspaces(&self, program: &Program<'_>, own: std::ops::Range<usize>) -> FxHashSet<usize> {
+        let is_one = |index: &usize| {
+            let it = &program.tensors[*index];
+            let next = program.tensors.get(index + 1).map_or(NEVER, |next| next.born);
+            it.node > 0 && it.freed < next && self.nodes.is_convolution(it.stack)
+        };
+        own.filter(is_one).collect()
     }
 
     fn all(&mut self, program: &mut Program<'_>, step: &Step) {
@@ -303,8 +343,11 @@ impl Casting {
         let mut is_in_loss = false;
         for index in forward.clone() {
             let it = recorded[index - forward.start];
-            let is_float =
-                it.phase == Phase::Forward && it.freed != NEVER && it.purpose != Purpose::Parameter;
+            // A loss that the program itself computes may cast what the model returned, or not.
+            let is_outside = it.phase == Phase::Outside && is_in_half && self.nodes.knows(it.stack);
+            let is_float = (it.phase == Phase::Forward || is_outside)
+                && it.freed != NEVER
+                && it.purpose != Purpose::Parameter;
             if !is_float
                 || it.bytes < SMALL
                 || Casting::is_mask(&recorded, index - forward.start, &(0..recorded.len()))
@@ -364,12 +407,17 @@ impl Casting {
         }
         let backward = program.born_within(step.passes[0].0, end + 1);
         let ends = node_ends(program, backward.clone());
+        let workspaces = self.workspaces(program, backward.clone());
         let mut last_of_loss: Option<Tensor> = None;
         for index in backward {
             let it = program.tensors[index];
             // What is for the model is halved with it.
             let is_of_model = matches!(it.purpose, Purpose::Gradient | Purpose::Parameter | Purpose::State);
             if it.node == 0 || it.bytes < SMALL || is_of_model || it.freed == NEVER {
+                continue;
+            }
+            if workspaces.contains(&index) {
+                program.tensors[index].bytes = self.workspace(it.bytes);
                 continue;
             }
             let is_of_loss = self.nodes.is_loss(it.stack) || of_loss.contains(&self.nodes.frames(it.stack));

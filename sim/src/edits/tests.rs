@@ -531,3 +531,215 @@ fn what_is_not_a_training_run_is_refused() {
     stream.history = crate::ops::History::StartsLate;
     assert!(Program::of(&stream, &understood).is_err());
 }
+
+/// Three layers keep so many MiB each. Their caller also calls something that keeps as much as is named, and a loss outside of it keeps so much.
+struct Kept {
+    layers: [u64; 3],
+    beside: u64,
+    loss: u64,
+    /// The layers use one weight: its gradient is made in the backward pass of the last.
+    is_shared: bool,
+}
+
+const EVEN: Kept = Kept { layers: [8, 8, 8], beside: 1, loss: 1, is_shared: false };
+
+fn that_keeps(kept: &Kept) -> (OpStream, Understood) {
+    const BESIDE: u32 = 6;
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    for _ in 0..3 {
+        it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
+    }
+    for _ in 0..2 {
+        let beside = it.ask(kept.beside, BESIDE, Purpose::Activation, Phase::Forward);
+        let mut own = vec![];
+        for mib in kept.layers {
+            let scratch = it.ask(4, SCRATCH, Purpose::Temporary, Phase::Forward);
+            it.free(scratch);
+            own.push(it.ask(mib, LAYER, Purpose::Activation, Phase::Forward));
+        }
+        let loss = it.ask(kept.loss, LOSS, Purpose::Activation, Phase::Forward);
+        let (mut gradients, mut asked) = (vec![], vec![]);
+        for own in own.into_iter().rev() {
+            let scratch = it.ask(8, BACK, Purpose::Temporary, Phase::Backward);
+            asked.push(scratch);
+            if !kept.is_shared || gradients.is_empty() {
+                gradients.push(it.ask(10, BACK, Purpose::Gradient, Phase::Backward));
+            }
+            it.free(own);
+            it.free(scratch);
+        }
+        let last = it.ask(1, BACK, Purpose::Temporary, Phase::Backward);
+        it.free(last);
+        it.passes.push((asked[0], last));
+        it.free(loss);
+        it.free(beside);
+        gradients.into_iter().rev().for_each(|gradient| it.free(gradient));
+    }
+    let mut stream = it.builder.finish();
+    let mut stacks = stacks();
+    let frame = stacks.frames.len() as u32;
+    stacks.frames.push(Frame { name: "Beside.forward".into(), file: "/job/model.py".into(), line: 30 });
+    stacks.lists.push([frame, 1, 0].into());
+    stream.stacks = Arc::new(stacks);
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+/// How sure checkpointing is, by how many MiB less it may be, and whether it may free nothing.
+fn checkpointed(kept: &Kept, chosen: Chosen) -> Result<(Sure, u64, bool), String> {
+    let (stream, understood) = that_keeps(kept);
+    let program = Program::of(&stream, &understood).expect("it can be edited");
+    let edits = Edits { checkpoint: Some(chosen), ..NONE };
+    let (_, changes) = edits.apply(&program, End::Best).map_err(|why| why.0)?;
+    Ok((changes.sure(), changes.less / MIB, changes.may_free_nothing))
+}
+
+#[test]
+fn layers_that_keep_different_amounts_may_be_several() {
+    assert_eq!(checkpointed(&EVEN, Chosen::All), Ok((Sure::Range, 0, false)));
+    let uneven = Kept { layers: [8, 8, 30], ..EVEN };
+    assert_eq!(checkpointed(&uneven, Chosen::All), Ok((Sure::Guess, 22, false)));
+}
+
+#[test]
+fn layers_that_share_their_weights_may_free_nothing() {
+    let shared = Kept { is_shared: true, ..EVEN };
+    assert_eq!(checkpointed(&shared, Chosen::All), Ok((Sure::Guess, 0, true)));
+}
+
+#[test]
+fn what_is_called_beside_layers_may_be_checkpointed_too() {
+    let beside = Kept { beside: 12, ..EVEN };
+    assert_eq!(checkpointed(&beside, Chosen::All), Ok((Sure::Guess, 12, false)));
+    // Whether the second is chosen depends on whether the other counts.
+    assert_eq!(checkpointed(&beside, Chosen::Every(2)), Ok((Sure::Guess, 12 + 8, false)));
+    assert_eq!(checkpointed(&beside, Chosen::Layers(0, 2)), Ok((Sure::Range, 0, false)));
+    let why = checkpointed(&Kept { beside: 20, ..EVEN }, Chosen::All).expect_err("it may be what is meant");
+    assert!(why.contains("also calls others, which keep 44 %"), "{why}");
+}
+
+#[test]
+fn layers_that_keep_less_than_half_are_checkpointed_as_a_guess() {
+    let loss = |loss| checkpointed(&Kept { loss, ..EVEN }, Chosen::All);
+    assert_eq!(loss(40), Ok((Sure::Guess, 0, false)));
+    let why = loss(100).expect_err("most of the model is in no layer");
+    assert!(why.starts_with("repeating layers keep 19 %"), "{why}");
+}
+
+#[test]
+fn steps_of_different_sizes_leave_the_place_of_new_state_open() {
+    let (mut stream, understood) = training();
+    let sure = |stream: &OpStream| {
+        let program = Program::of(stream, &understood).expect("it can be edited");
+        let edits = Edits { optimizer: Some(Optimizer::Sgd), ..NONE };
+        edits.apply(&program, End::Best).expect("it can be made").1.sure()
+    };
+    assert_eq!(sure(&stream), Sure::Certain);
+    let last = stream.allocations.iter().rposition(|it| it.stack == StackId(LAYER)).expect("a layer");
+    stream.allocations[last].requested += MIB;
+    assert_eq!(sure(&stream), Sure::Range);
+}
+
+const CONVOLUTION: u32 = 6;
+const NORM: u32 = 7;
+const DIFFERENCE: u32 = 8;
+
+/// A convolution makes 8 MiB and has a workspace of as much as is named. A norm keeps that and makes 8, and a loss outside of modules keeps 8
+/// more. Then 100 MiB for a while. The convolution's backward pass has such a workspace, too.
+fn that_convolves(workspace_mib: u64) -> (OpStream, Understood) {
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    it.ask(10, MODEL, Purpose::Parameter, Phase::Model);
+    for _ in 0..2 {
+        let made = it.ask(8, CONVOLUTION, Purpose::Activation, Phase::Forward);
+        let workspace = it.ask(workspace_mib, CONVOLUTION, Purpose::Temporary, Phase::Forward);
+        it.free(workspace);
+        let normed = it.ask(8, NORM, Purpose::Activation, Phase::Forward);
+        let scratch = it.ask(100, SCRATCH, Purpose::Other, Phase::Outside);
+        it.free(scratch);
+        let again = it.ask(8, CONVOLUTION, Purpose::Activation, Phase::Forward);
+        let loss = it.ask(8, DIFFERENCE, Purpose::Activation, Phase::Outside);
+        let scratch = it.ask(100, LOSS, Purpose::Other, Phase::Outside);
+        it.free(scratch);
+        let difference = it.ask(8, DIFFERENCE, Purpose::Temporary, Phase::Backward);
+        it.free(loss);
+        let back = it.ask(8, CONVOLUTION, Purpose::Temporary, Phase::Backward);
+        it.free(difference);
+        it.free(again);
+        let back_of_norm = it.ask(8, NORM, Purpose::Temporary, Phase::Backward);
+        it.free(back);
+        it.free(normed);
+        let gradient = it.ask(10, CONVOLUTION, Purpose::Gradient, Phase::Backward);
+        let workspace = it.ask(workspace_mib, CONVOLUTION, Purpose::Temporary, Phase::Backward);
+        it.free(workspace);
+        let last = it.ask(1, CONVOLUTION, Purpose::Temporary, Phase::Backward);
+        it.passes.push((difference, last));
+        it.free(last);
+        it.free(back_of_norm);
+        it.free(made);
+        it.free(gradient);
+    }
+    let mut stream = it.builder.finish();
+    let mut stacks = stacks();
+    for line in [40, 41] {
+        let frame = stacks.frames.len() as u32;
+        stacks.frames.push(Frame { name: "Model.forward".into(), file: "/job/model.py".into(), line });
+        stacks.lists.push([frame, 0].into());
+    }
+    let frame = stacks.frames.len() as u32;
+    stacks.frames.push(Frame { name: "loss".into(), file: "/job/train.py".into(), line: 9 });
+    stacks.lists.push([frame, 0].into());
+    stacks.nodes.insert(StackId(CONVOLUTION), Arc::from("ConvolutionBackward0"));
+    stacks.nodes.insert(StackId(NORM), Arc::from("NativeGroupNormBackward0"));
+    stacks.nodes.insert(StackId(DIFFERENCE), Arc::from("AbsBackward0"));
+    stream.stacks = Arc::new(stacks);
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+/// MiB requested at most under autocast.
+fn autocast((stream, understood): (OpStream, Understood), end: End) -> u64 {
+    let program = Program::of(&stream, &understood).expect("it can be edited");
+    let edits = Edits { precision: Some(Precision::AutocastBf16), ..NONE };
+    edits.apply(&program, end).expect("it can be cast").0.peak().0 / MIB
+}
+
+#[test]
+fn a_workspace_of_a_convolution_is_not_its_output_and_may_not_be_needed() {
+    let peaks = |mib| [End::Least, End::Best, End::Most].map(|end| autocast(that_convolves(mib), end));
+    // Parameters, the norm's copy, its output, a convolution of it and the loss in 16 bits, or that in 32, and what is there for a while.
+    assert_eq!(peaks(2), [10 + 8 + 4 + 4 + 4 + 100, 10 + 8 + 4 + 4 + 4 + 100, 10 + 8 + 4 + 4 + 8 + 100]);
+    // In the backward pass: parameters, that copy, the gradients of the norm and of the parameter, and the workspace.
+    assert_eq!(peaks(1000), [130, 10 + 8 + 8 + 10 + 500, 10 + 8 + 8 + 10 + 1000]);
+}
+
+/// A linear layer with a bias keeps 8 MiB. Its backward pass makes 8 for its input, 10 for its matrix, 1 for its bias, and needs 50 to sum
+/// that.
+fn that_sums_a_bias() -> (OpStream, Understood) {
+    let mut it = Script { builder: Builder::new(0), of: vec![], passes: vec![] };
+    for mib in [10, 1] {
+        it.ask(mib, MODEL, Purpose::Parameter, Phase::Model);
+    }
+    for _ in 0..2 {
+        let kept = it.ask(8, LAYER, Purpose::Activation, Phase::Forward);
+        let scratch = it.ask(4, SCRATCH, Purpose::Temporary, Phase::Forward);
+        it.free(scratch);
+        let input = it.ask(8, BACK, Purpose::Temporary, Phase::Backward);
+        let matrix = it.ask(10, BACK, Purpose::Gradient, Phase::Backward);
+        let bias = it.ask(1, BACK, Purpose::Gradient, Phase::Backward);
+        let staging = it.ask(50, BACK, Purpose::Temporary, Phase::Backward);
+        it.passes.push((input, staging));
+        it.free(staging);
+        it.free(kept);
+        it.free(input);
+        it.free(matrix);
+        it.free(bias);
+    }
+    let mut stream = it.builder.finish();
+    stream.stacks = Arc::new(stacks());
+    (stream, Understood { of: it.of, passes: it.passes })
+}
+
+#[test]
+fn what_was_brought_back_is_freed_before_a_bias_is_summed() {
+    assert_eq!(peak_of(that_sums_a_bias(), NONE), 11 + 8 + 8 + 10 + 1 + 50);
+    let offloaded = Edits { offload: Some(Offload::Activations), ..NONE };
+    assert_eq!(peak_of(that_sums_a_bias(), offloaded), 11 + 8 + 10 + 1 + 50);
+}
