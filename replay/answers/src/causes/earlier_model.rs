@@ -1,7 +1,7 @@
 //! An earlier model that something still holds while a later one of the same sizes is made and used.
 
 use super::{Case, Cause, Facts, Fix, Kind};
-use crate::code::How;
+use crate::code::{How, KEPT_BY};
 use gputrace_analyse::sets::Since;
 use gputrace_schemas::event::Bytes;
 use gputrace_trace::words::{bytes, count, time};
@@ -62,7 +62,7 @@ fn held_by(facts: &Facts<'_>, lines: &[(String, String, u32)], sets: u64) -> (St
     if sets > 1 {
         if let Some(keeper) = facts.sources.keeper(lines).filter(|it| it.how != How::Attribute) {
             return (
-                format!("; likely kept by `{}` ({})", keeper.text, keeper.place()),
+                keeper.behind(),
                 format!(
                     "at {}, keep only what you need of each: its scores, or its weights on the CPU",
                     keeper.place()
@@ -71,7 +71,7 @@ fn held_by(facts: &Facts<'_>, lines: &[(String, String, u32)], sets: u64) -> (St
         }
     } else if let Some((target, place)) = facts.sources.replaced(lines) {
         return (
-            format!("; likely kept by `{target}` until the later one is made ({place})"),
+            format!("{KEPT_BY}`{target}` until the later one is made ({place})"),
             format!(
                 "before {place}, set `{target} = None`, and drop what else refers to the earlier model, such as its optimizer"
             ),

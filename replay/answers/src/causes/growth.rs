@@ -438,7 +438,7 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
     let kind = if keeper.cause.name == NUMBERS { Kind::Spare } else { Kind::Grew };
     let mut case = of(facts, &grown, keeper.why, fix);
     if let Some(source) = source {
-        case.site = format!("{}; likely kept by `{}` ({})", case.site, source.text, source.place());
+        case.site = format!("{}{}", case.site, source.behind());
     }
     Some((&keeper.cause, kind, case))
 }

@@ -138,7 +138,14 @@ const REMEDIES: &[Remedy] = &[
         ),
         at_peak: Kind::Kept,
         least: 3,
-        is: |facts, _, _| facts.growing().is_empty(),
+        // Gradients of gradients keep the graph of the steps before on purpose.
+        is: |facts, _, it| {
+            let own = || facts.holders().filter(|holder| holder.site == it.site);
+            let is_meant = |holder: &Holder| {
+                facts.sources.mentions(&holder.own, &["autograd.grad(", "create_graph=True"])
+            };
+            facts.growing().is_empty() && !own().any(is_meant)
+        },
         what: |it| {
             format!(
                 "activations of earlier loop iterations ({} blocks), although their backward passes have ended",
@@ -594,7 +601,7 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
     );
     let source = holder.filter(|_| is_kept).and_then(|holder| facts.keeper(holder));
     let site = match &source {
-        Some(source) => format!("{site}; likely kept by `{}` ({})", source.text, source.place()),
+        Some(source) => format!("{site}{}", source.behind()),
         None => site,
     };
     let has_graph = matches!(holding.purpose, Purpose::GraphUnused | Purpose::GraphRetained);
@@ -672,8 +679,10 @@ macro_rules! mostly {
 
 const MOSTLY_NEEDS: &str = "a failed request, and of all that was held most of this kind; no other cause explains it, or fragmentation by less than a quarter of what is reserved";
 
-static FROM_THE_START: Mostly =
-    mostly!("tensors held from the start", "keep fewer of these, or use a smaller dtype");
+static FROM_THE_START: Mostly = mostly!(
+    "tensors held from the start",
+    "keep data on the CPU, and move each batch to the GPU; or use a smaller dtype"
+);
 static WEIGHTS: Mostly = mostly!(
     "weights",
     "move what this phase does not use to the CPU; use a smaller dtype, or sharding (FSDP, ZeRO)"

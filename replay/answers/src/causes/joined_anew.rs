@@ -93,7 +93,7 @@ fn find(facts: &Facts<'_>, is_cache: bool) -> Option<Case> {
     let is_twice = twice.0.saturating_mul(4) >= all.0 && facts.is_much(twice);
     let site = super::facts::called_at(&facts.site(most.site), Some(most));
     let site = match facts.keeper(most).filter(|_| !is_cache) {
-        Some(keeper) => format!("{site}; likely kept by `{}` ({})", keeper.text, keeper.place()),
+        Some(keeper) => format!("{site}{}", keeper.behind()),
         None => site,
     };
     (all.0.saturating_mul(4) >= held.bytes.0 && (is_twice || facts.is_much(Bytes(misfit)))).then(|| {

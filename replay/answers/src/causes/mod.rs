@@ -9,6 +9,7 @@ use std::cmp::Reverse;
 
 use gputrace_schemas::event::Bytes;
 
+use crate::code::KEPT_BY;
 use gputrace_report::model::Value;
 
 mod abandoned_pools;
@@ -281,6 +282,14 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     let grown = first.map(|(.., case)| case.bytes.0);
     if let Some(at) = grown.and_then(|grown| all.iter().position(|case| is_more(case, grown))) {
         all[..=at].rotate_right(1);
+    }
+    // Of growth that nothing is known to keep, a graph that an evaluation does not need says more.
+    let is_open = |(_, kind, case): &Found| *kind == Kind::Grew && !case.site.contains(KEPT_BY);
+    if let Some((.., growth)) = all.first().filter(|first| is_open(first)) {
+        let (name, half) = (evaluation_with_gradients::CAUSE.name, growth.bytes.0 / 2);
+        if let Some(at) = all.iter().position(|(cause, _, case)| cause.name == name && case.bytes.0 >= half) {
+            all[..=at].rotate_right(1);
+        }
     }
     // Fragmentation at the line of another cause is what follows from that.
     if let Some(at) = all.iter().position(|(cause, ..)| cause.name == external_fragmentation::CAUSE.name) {

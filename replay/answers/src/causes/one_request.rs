@@ -226,9 +226,16 @@ fn of_limit(facts: &Facts<'_>) -> Option<Case> {
     })
 }
 
+const OF_ATTENTION: &str = "if these are attention scores, use `F.scaled_dot_product_attention`, which never materializes them; else work in chunks, or on fewer items at a time";
+
 /// What the size of a request says, and what to do against it.
 fn what_of(facts: &Facts<'_>, asked: Bytes) -> (String, &'static str) {
+    let place = facts.refused_line().unwrap_or_default();
     let Some((times, holder)) = multiple(facts, asked) else {
+        let is_of_attention = ["ttention", "attn"].iter().any(|word| place.contains(word));
+        if is_of_attention {
+            return (String::new(), OF_ATTENTION);
+        }
         return (
             String::new(),
             "build it in chunks, or avoid the dense tensor (`torch.cdist` or a matrix product for distances, `scatter_reduce`, `index_add`), or reduce its size",
@@ -302,8 +309,12 @@ fn multiple<'a>(facts: &Facts<'a>, asked: Bytes) -> Option<(u64, &'a Holder)> {
         .filter(|(size, _)| asked.0.is_multiple_of(size.0) && (2..=MOST_TIMES).contains(&(asked.0 / size.0)));
     let (size, holder) = whole.max_by_key(|(size, holder)| (*size, holder.since))?;
     // Most sizes are powers of two: such a multiple shows nothing, unless the line repeats by its name.
-    let repeats = ["repeat", "expand", "tile"].iter().any(|name| here.contains(name));
-    if (asked.0 / size.0).is_power_of_two() && !repeats {
+    let own = facts.story.ledger.sites.site(error.site);
+    let text = own.and_then(|own| facts.sources.text(&own.file, own.line));
+    let repeats = |text: &str| ["repeat", "expand", "tile"].iter().any(|name| text.contains(name));
+    let is_named = repeats(&here) || text.as_deref().is_some_and(repeats);
+    // Where the source shows the statement, it says whether it repeats something.
+    if !is_named && ((asked.0 / size.0).is_power_of_two() || text.is_some()) {
         return None;
     }
     Some((asked.0 / size.0, holder))

@@ -61,7 +61,15 @@ pub(crate) struct Keeper {
     pub(crate) is_several: bool,
 }
 
+/// Between a line and the statement that keeps what it makes.
+pub(crate) const KEPT_BY: &str = "; likely kept by ";
+
 impl Keeper {
+    /// Behind the line that requested the memory.
+    pub(crate) fn behind(&self) -> String {
+        format!("{KEPT_BY}`{}` ({})", self.text, self.place())
+    }
+
     /// `train.py:31`.
     pub(crate) fn place(&self) -> String {
         super::place(&self.file, self.line)
@@ -566,7 +574,7 @@ impl<'a> Walk<'a> {
         } else if operator == "+=" {
             let how = if value.starts_with('[') { How::Added } else { How::Total };
             self.keep(Found::at(statement, how, value));
-        } else if is_joined(value) && refers {
+        } else if is_joined(value) && refers && adds_up {
             self.keep(Found::at(statement, How::Joined, value));
         } else if is_sum && !terms.iter().any(|it| it.contains('*')) {
             self.keep(Found::at(statement, How::Total, term));
@@ -590,13 +598,24 @@ impl<'a> Walk<'a> {
         } else {
             let targets: Vec<&str> = words(target).filter(|it| *it != "self" && *it != "_").collect();
             // `out, state = model(x, state)` in a loop
-            let is_carried =
-                self.loops.contains(&statement.lines.0) && targets.iter().any(|it| arguments_have(value, it));
+            let is_carried = self.loops.contains(&statement.lines.0)
+                && !self.is_layer(value)
+                && targets.iter().any(|it| arguments_have(value, it));
             if is_carried && self.attribute.is_none() {
                 self.attribute = Some(Found::at(statement, How::Carried, ""));
             }
             self.names.extend(targets.into_iter().map(str::to_owned));
         }
+    }
+
+    /// Whether a loop calls what it goes through: `for layer in layers: x = layer(x)` carries nothing from turn to turn of the program's.
+    fn is_layer(&self, value: &str) -> bool {
+        let called = value.split('(').next().unwrap_or_default();
+        let goes_through = |it: &&&Statement| {
+            let targets = it.text.strip_prefix("for ").and_then(|rest| rest.split_once(" in "));
+            targets.is_some_and(|(targets, _)| words(targets).any(|it| it == called))
+        };
+        self.body.iter().find(goes_through).is_some()
     }
 
     /// Whether a name is one of an outer function or of the module, by the function's own declaration.
@@ -670,7 +689,7 @@ mod tests {
         for (text, how, line) in [
             ("l = f(x)  # here\nself.total += l\n", How::Total, 2),
             ("for x in d:\n    l = f(x)  # here\n    total = total + l\n", How::Total, 3),
-            ("l = f(x)  # here\nkept = torch.cat([kept, l])\n", How::Joined, 2),
+            ("for x in d:\n    l = f(x)  # here\n    kept = torch.cat([kept, l])\n", How::Joined, 3),
             ("ls = [f(x) for x in xs]  # here\n", How::Listed, 1),
             ("@lru_cache(maxsize=None)\ndef table(n):\n    return f(n)  # here\n", How::Memoized, 1),
             ("def g(self, x):\n    self.last = f(x)  # here\n", How::Attribute, 2),
@@ -714,6 +733,10 @@ mod tests {
         let forward =
             "def forward(self, x):\n    b = f(x)  # here\n    b = b + g(x)\n    b += x\n    return b\n";
         assert_eq!(kept(forward), None);
+        let layers = "def encode(self, x):\n    h = g(x)\n    for b in self.blocks:\n        h = b(h)  # here\n    return h\n";
+        assert_eq!(kept(layers), None);
+        let join = "def forward(self, x):\n    u = f(torch.cat([u, x], 1))  # here\n    return u\n";
+        assert_eq!(kept(join), None);
         let index = "for x in d:\n    a = f(x)  # here\n    s = s + table[a]\n";
         assert_eq!(kept(index), None);
         let buffer = "def push(self, *items):\n    self.buffer.append(items)\n\ndef roll(self):\n    a, b = [], []\n    a.append(f(s))  # here\n    return stack(a), stack(b)\n\ndef fill(self):\n    x, y = self.roll()  # here!\n    self.replay.push(x, y)\n";

@@ -18,7 +18,7 @@ mod follow;
 mod statements;
 mod text;
 
-pub(crate) use follow::{How, Keeper};
+pub(crate) use follow::{How, KEPT_BY, Keeper};
 use statements::{Statement, Statements};
 
 /// Around code that makes no graph.
