@@ -501,8 +501,9 @@ pub(super) fn cases(facts: &Facts<'_>) -> Vec<(&'static Cause, Kind, Case)> {
     let Some(held) = facts.held else { return vec![] };
     let mut found: Vec<(&'static Cause, Kind, Case)> = vec![];
     for holding in &held.holdings {
+        let purpose = purpose(facts, holding);
         let remedy = REMEDIES.iter().find(|remedy| {
-            remedy.purpose == holding.purpose
+            remedy.purpose == purpose
                 && saved(facts, held, holding).0.saturating_mul(remedy.least) >= held.bytes.0
                 && facts.is_much(holding.bytes)
                 && (remedy.is)(facts, held, holding)
@@ -512,6 +513,16 @@ pub(super) fn cases(facts: &Facts<'_>) -> Vec<(&'static Cause, Kind, Case)> {
         }
     }
     found
+}
+
+/// Its purpose. A graph that no backward pass has used may still be meant for the first one, where the program's source has one.
+fn purpose(facts: &Facts<'_>, holding: &Holding) -> Purpose {
+    let own = || facts.holders().filter(|holder| holder.site == holding.site);
+    let is_first = holding.purpose == Purpose::GraphUnused && facts.failure.is_some() && !facts.has_stepped();
+    match is_first && own().any(|holder| facts.sources.differentiates(&holder.own)) {
+        true => Purpose::GraphOfLoop,
+        false => holding.purpose,
+    }
 }
 
 /// The peak without it. With gradients that are views of the buckets, it is the gradients that are not there.
@@ -604,8 +615,9 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         Some(source) => format!("{site}{}", source.behind()),
         None => site,
     };
-    let has_graph = matches!(holding.purpose, Purpose::GraphUnused | Purpose::GraphRetained);
-    let is_collected = has_graph || holding.purpose == Purpose::Collected;
+    let purpose = purpose(facts, holding);
+    let has_graph = matches!(purpose, Purpose::GraphUnused | Purpose::GraphRetained);
+    let is_collected = has_graph || purpose == Purpose::Collected;
     let written =
         source.filter(|it| is_collected && it.how != How::Attribute).map(|it| it.instead(has_graph));
     Case {

@@ -98,6 +98,11 @@ impl Keeper {
                     self.value
                 )
             }
+            How::Joined if has_graph => {
+                format!(
+                    "at {at}, join `.detach()`ed tensors, or run this under `torch.no_grad()`: each joined tensor has the graph of those before"
+                )
+            }
             How::Joined => {
                 format!(
                     "at {at}, collect the parts on the CPU and join them once, or write into one preallocated tensor"
@@ -122,7 +127,9 @@ impl Keeper {
             .filter(|it| parts(it, ',').len() == 1);
         let value = inner.unwrap_or(whole);
         // Several tensors have no one method.
-        let is_several = self.is_several || value.starts_with(['(', '[', '{']) && !is_chain_of_one(value);
+        let is_several = self.is_several
+            || ["dict(", "list(", "tuple("].iter().any(|it| value.starts_with(it))
+            || value.starts_with(['(', '[', '{']) && !is_chain_of_one(value);
         let is_unpacked = self.how == How::Carried
             && assigned(&self.text).is_some_and(|(target, ..)| parts(target, ',').len() > 1);
         // A statement that is not shown whole is none to write.
@@ -573,15 +580,15 @@ impl<'a> Walk<'a> {
             self.names.insert(target.to_owned());
         } else if operator == "+=" {
             let how = if value.starts_with('[') { How::Added } else { How::Total };
-            self.keep(Found::at(statement, how, value));
+            self.keep(self.found(statement, how, value));
         } else if is_joined(value) && refers && adds_up {
-            self.keep(Found::at(statement, How::Joined, value));
+            self.keep(self.found(statement, How::Joined, value));
         } else if is_sum && !terms.iter().any(|it| it.contains('*')) {
-            self.keep(Found::at(statement, How::Total, term));
+            self.keep(self.found(statement, How::Total, term));
         } else if is_sum {
             // A running mean: each value has a graph that refers to the one before. The term without the mean itself is the new value.
             let new = added.iter().find(|it| !carries_any(it, target)).map_or("", |it| self.named_in(it));
-            self.keep(Found::at(statement, How::Carried, new));
+            self.keep(self.found(statement, How::Carried, new));
         } else if target.ends_with(']') && !target.starts_with('[') {
             self.put(target, self.found(statement, How::Entry, value));
         } else if (value.starts_with('[') || value.starts_with('{')) && words(value).any(|it| it == "for") {

@@ -26,6 +26,8 @@ const WITHOUT_GRAPH: [&str; 2] = ["no_grad", "inference_mode"];
 /// What the names of functions that evaluate begin with, or a part of them.
 const EVALUATES: [&str; 9] =
     ["eval", "valid", "test", "infer", "predict", "generate", "sample", "extract", "embed"];
+/// A program that trains has one of these.
+const TRAINS: [&str; 6] = ["backward(", "autograd", "optim", "Trainer", ".fit(", "requires_grad"];
 /// Longer files are not read.
 const MOST_BYTES: u64 = 4 << 20;
 
@@ -71,7 +73,32 @@ impl Sources {
                 return Some((last, place(name, head.lines.0)));
             }
         }
-        None
+        self.only_infers(lines)
+    }
+
+    /// In a program that trains nothing by its source, the function that called the model.
+    fn only_infers(&self, lines: &[Line]) -> Option<(String, String)> {
+        for (_, name, _) in lines {
+            let trains = |it: &Statement| TRAINS.iter().any(|word| it.text.contains(word));
+            if self.statements(name)?.all().any(trains) {
+                return None;
+            }
+        }
+        lines.iter().find_map(|(function, name, line)| {
+            let last = function.rsplit('.').next().unwrap_or_default();
+            let statements = self.statements(name)?;
+            let head = statements.function_at(*line)?.1.head?;
+            (!matches!(last, "forward" | "__call__")).then(|| (last.to_owned(), place(name, head.lines.0)))
+        })
+    }
+
+    /// Whether the files of these lines begin a backward pass anywhere.
+    pub(crate) fn differentiates(&self, lines: &[Line]) -> bool {
+        let words = ["backward(", "autograd.grad("];
+        lines.iter().any(|(_, name, _)| {
+            self.statements(name)
+                .is_some_and(|it| it.all().any(|it| words.iter().any(|word| it.text.contains(word))))
+        })
     }
 
     /// Whether a frame's statement is under `torch.no_grad` or `torch.inference_mode`.
@@ -206,6 +233,27 @@ mod tests {
     use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
     use super::*;
+
+    #[test]
+    fn a_program_that_trains_nothing_only_infers() {
+        let folder = std::env::temp_dir().join(format!("gputrace-infers-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let found = |text: &str| {
+            let path = folder.join("job.py");
+            std::fs::write(&path, text).expect("a file");
+            let process =
+                Process { host: host().expect("a name"), start_realtime: u64::MAX / 2, ..Process::default() };
+            let line = |name: &str, at| (name.to_owned(), path.to_str().expect("UTF-8").to_owned(), at);
+            let lines = [line("Net.forward", 2), line("fuse", 4)];
+            let sources = Sources::of(&process);
+            (sources.evaluated_by(&lines).map(|(name, _)| name), sources.differentiates(&lines))
+        };
+        let text = "def forward(self, x):\n    return self.conv(x)\ndef fuse(x):\n    return net(x)\n";
+        assert_eq!(found(text), (Some("fuse".into()), false));
+        assert_eq!(found(&format!("{text}opt = torch.optim.SGD(p)\n")).0, None);
+        assert_eq!(found(&format!("{text}def train(y):\n    y.backward()\n")), (None, true));
+        std::fs::remove_dir_all(&folder).expect("ours");
+    }
 
     #[test]
     fn what_refers_to_an_old_value_while_the_new_one_is_made_is_named() {
