@@ -16,13 +16,11 @@ const RING_BYTES: u64 = 32 << 20;
 const LEAST_RING_BYTES: u64 = 1 << 20;
 /// The most, whatever is asked for: a recorder must map it.
 const MOST_RING_BYTES: u64 = 64 << 30;
-/// Bytes that have memory before the recorder gives the rest its own: two chunks for each of [`FIRST_THREADS`], whose first hundred events no
-/// recorder need be awake for. The kernel takes 0.3 ms of a processor to clear and free 1 MiB, which at 17 MiB was 39 % of what a short program's
-/// recording cost. Threads cannot give the ring more when they come (`MADV_POPULATE_WRITE`): by then the program may be under a sandbox that
-/// nobody has seen yet. The recorder does, as soon as half of it is used.
-const FIRST_BYTES: u64 = 9 << 20;
-const FIRST_THREADS: u32 = 256;
-const _: () = assert!(Map::chunks_in(FIRST_BYTES as usize) >= 2 * FIRST_THREADS);
+/// Bytes that have memory before the recorder gives the rest its own: a chunk for each thread that there can be. The kernel takes 0.3 ms
+/// of a processor to clear and free 1 MiB, which is what most of a short program's recording used to cost. Threads cannot give the
+/// ring more when they come (`MADV_POPULATE_WRITE`): by then the program may be under a sandbox that nobody has seen yet.
+const FIRST_BYTES: u64 = 17 << 20;
+const _: () = assert!(Map::chunks_in(FIRST_BYTES as usize) as usize >= map::MAX_THREADS);
 /// The same where the user asks for a size: for bursts, which do not wait for the recorder.
 const FIRST_BYTES_ASKED: u64 = 256 << 20;
 /// Shared memory of less than this (containers often have 64 MiB) is left to the program: where none is free, a write of its own is a

@@ -20,11 +20,11 @@ pub(super) const CAUSE: Cause = Cause {
     find: |facts| find(facts, true),
 };
 
-/// The same of what the program collects, outside of a model.
+/// The same of what the program collects, outside a model.
 pub(super) const RESULTS: Cause = Cause {
     name: "results concatenated at each step (`torch.cat`)",
     kind: Kind::Peak,
-    needs: "a line outside of a model whose sizes only rise, and of which two successive sizes are held together at the peak, or for which segments were allocated although as much was free",
+    needs: "a line outside a model whose sizes only rise, and of which two successive sizes are held together at the peak, or for which segments were allocated although as much was free",
     against: "sizes that also fall, and a cache of keys and values",
     find: |facts| find(facts, false),
 };

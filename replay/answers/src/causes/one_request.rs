@@ -31,7 +31,7 @@ pub(super) const CAUSE: Cause = Cause {
 pub(super) const TWICE: Cause = Cause {
     name: "a large intermediate result, needed twice",
     kind: Kind::Beyond,
-    needs: "a failed request for a quarter of the device, while one block of that size, or half or twice as large, was two thirds of the memory in use, from the same file; outside of a model's `forward`, both half of what was needed, and the request a quarter",
+    needs: "a failed request for a quarter of the device, while one block of that size, or half or twice as large, was two thirds of the memory in use, from the same file; outside a model's `forward`, both half of what was needed, and the request a quarter",
     against: "several layers, or several blocks of that size",
     find: twice,
 };
