@@ -89,81 +89,117 @@ pub(super) fn checkpoint(
         }
         spared_most = spared_most.max(spared);
     }
-    let most = numbers.iter().copied().max().unwrap_or(0);
-    if most == 0 {
-        return Err(Unfit(
-            "no layers that repeat were found in the forward pass: it is not known what to checkpoint".into(),
-        ));
+    let found =
+        Found { numbers, names, of_layers, of_all, of_others, spared_most, is_uneven, is_shared, dropped };
+    found.tell(chosen, &nodes, changes)?;
+    changes.recomputed_share = (forward > 0).then(|| (again as f64 / forward as f64).min(1.0));
+    program.retain(|index, _| !removed.contains(&index));
+    program.tensors.append(&mut added);
+    program.settle();
+    Ok(())
+}
+
+/// What was found in all steps of the layers that repeat.
+struct Found {
+    /// How many repeat in each step.
+    numbers: Vec<usize>,
+    names: Vec<String>,
+    /// Bytes that these layers keep for the backward pass, and all that is kept.
+    of_layers: u64,
+    of_all: u64,
+    /// What other layers keep that the same code calls.
+    of_others: Option<u64>,
+    /// What the layers that were not chosen keep in a step at most.
+    spared_most: u64,
+    is_uneven: bool,
+    is_shared: bool,
+    /// Blocks of a cache of keys and values that is not filled.
+    dropped: u64,
+}
+
+impl Found {
+    /// Says what is assumed and how sure it is.
+    ///
+    /// # Errors
+    /// No layer repeats, not so many do, or others than these are meant.
+    fn tell(&self, chosen: Chosen, nodes: &Nodes, changes: &mut Changes) -> Result<(), Unfit> {
+        let most = self.numbers.iter().copied().max().unwrap_or(0);
+        if most == 0 {
+            return Err(Unfit(
+                "no layers that repeat were found in the forward pass: it is not known what to checkpoint"
+                    .into(),
+            ));
+        }
+        if let Chosen::Layers(_, to) = chosen
+            && to >= most
+        {
+            return Err(Unfit(format!("there are {most} layers, numbered from 0 to {}", most - 1)));
+        }
+        // What layers keep, of all that is kept: where that is little, others are meant, or these are not the layers.
+        let share = self.of_layers.saturating_mul(100) / self.of_all.max(1);
+        let last = most - 1;
+        if share < LEAST_OF_LAYERS && !matches!(chosen, Chosen::Layers(..)) {
+            return Err(Unfit(format!(
+                "repeating layers keep {share} % of what the forward pass keeps, so most of the model is in no known layer. `gputrace layers` shows them, and --checkpoint layers:0..{last} selects them",
+            )));
+        }
+        if share < 50 && !matches!(chosen, Chosen::Layers(..)) {
+            changes.note(
+                Sure::Guess,
+                format!("repeating layers keep {share} % of what the forward pass keeps: the rest is assumed to be in no layer, as with --checkpoint layers:0..{last}"),
+            );
+        }
+        self.tell_of_layers(most, last, nodes, changes);
+        Ok(())
     }
-    if let Chosen::Layers(_, to) = chosen
-        && to >= most
-    {
-        return Err(Unfit(format!("there are {most} layers, numbered from 0 to {}", most - 1)));
-    }
-    // What layers keep, of all that is kept: where that is little, others are meant, or these are not the layers.
-    let share = of_layers.saturating_mul(100) / of_all.max(1);
-    let last = most - 1;
-    if share < LEAST_OF_LAYERS && !matches!(chosen, Chosen::Layers(..)) {
-        return Err(Unfit(format!(
-            "repeating layers keep {share} % of what the forward pass keeps, so most of the model is in no known layer. `gputrace layers` shows them, and --checkpoint layers:0..{last} selects them",
-        )));
-    }
-    if share < 50 && !matches!(chosen, Chosen::Layers(..)) {
-        changes.note(
-            Sure::Guess,
-            format!("repeating layers keep {share} % of what the forward pass keeps: the rest is assumed to be in no layer, as with --checkpoint layers:0..{last}"),
-        );
-    }
-    if let Some(others) = of_others {
-        // Of every second layer, others may be meant where these count too.
-        changes.less = changes.less.max(others + spared_most);
-        changes.note(
+
+    fn tell_of_layers(&self, most: usize, last: usize, nodes: &Nodes, changes: &mut Changes) {
+        if let Some(others) = self.of_others {
+            // Of every second layer, others may be meant where these count too.
+            changes.less = changes.less.max(others + self.spared_most);
+            changes.note(
             Sure::Guess,
             format!(
                 "the code that calls the repeating layers also calls others, which keep {}: they are assumed to keep it, as with --checkpoint layers:0..{last}; at least: they and all layers are checkpointed",
                 iec(others)
             ),
         );
-    }
-    if nodes.has_recurrences {
-        changes.note(Sure::Guess, "the model has a recurrent network in one operation of cuDNN, whose workspaces are assumed to be as recorded");
-    }
-    let sure = if numbers.iter().all(|n| *n == most) { Sure::Range } else { Sure::Guess };
-    changes.note(
-        sure,
-        format!(
-            "{most} layers repeat in {}: each keeps its inputs and is recomputed in the backward pass",
-            names.join(", ")
-        ),
-    );
-    if sure == Sure::Guess {
-        let least = numbers.iter().min().copied().unwrap_or(0);
-        changes.note(Sure::Guess, format!("a step has {least} layers that repeat, and another {most}"));
-    }
-    if is_uneven {
+        }
+        if nodes.has_recurrences {
+            changes.note(Sure::Guess, "the model has a recurrent network in one operation of cuDNN, whose workspaces are assumed to be as recorded");
+        }
+        let sure = if self.numbers.iter().all(|n| *n == most) { Sure::Range } else { Sure::Guess };
         changes.note(
+            sure,
+            format!(
+                "{most} layers repeat in {}: each keeps its inputs and is recomputed in the backward pass",
+                self.names.join(", ")
+            ),
+        );
+        if sure == Sure::Guess {
+            let least = self.numbers.iter().min().copied().unwrap_or(0);
+            changes.note(Sure::Guess, format!("a step has {least} layers that repeat, and another {most}"));
+        }
+        if self.is_uneven {
+            changes.note(
             Sure::Guess,
             "layers that repeat keep different amounts: it is assumed that each does what the others do; at least: the largest are several, of which one at a time is recomputed",
         );
-    }
-    if is_shared {
-        changes.may_free_nothing = true;
-        changes.note(
+        }
+        if self.is_shared {
+            changes.may_free_nothing = true;
+            changes.note(
             Sure::Guess,
             "the layers share their weights, as the steps of a recurrent network do: if each call of a module in them is checkpointed, its inputs are kept too; at most: all that is kept now",
         );
-    }
-    if dropped > 0 {
-        changes.note(
+        }
+        if self.dropped > 0 {
+            changes.note(
             Sure::Certain,
             "the cache of keys and values is not filled: libraries disable it under checkpointing, as it would be filled twice",
         );
+        }
     }
-    changes.recomputed_share = (forward > 0).then(|| (again as f64 / forward as f64).min(1.0));
-    program.retain(|index, _| !removed.contains(&index));
-    program.tensors.append(&mut added);
-    program.settle();
-    Ok(())
 }
 
 /// What the layers of a stretch keep, at least and at most; `kept` says what of a tensor is kept. Where that differs much, a layer may be
