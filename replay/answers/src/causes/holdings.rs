@@ -689,7 +689,7 @@ macro_rules! mostly {
     };
 }
 
-const MOSTLY_NEEDS: &str = "a failed request, and of all that was held most of this kind; no other cause explains it, or fragmentation by less than a quarter of what is reserved";
+const MOSTLY_NEEDS: &str = "a failed request, and of all that was held most of this kind; no other cause explains it, or fragmentation by less than an eighth of what is reserved";
 
 static FROM_THE_START: Mostly = mostly!(
     "tensors held from the start",

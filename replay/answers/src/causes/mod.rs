@@ -241,11 +241,14 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     let is_doubtful =
         is_beyond && facts.grown().is_some_and(|grown| grown.site.confidence < LEAST_CONFIDENCE);
     // Little of what is reserved lies unused: a setting that makes room for this request makes little for the next.
-    let is_little = |kind: Kind, case: &Case| {
-        kind == Kind::Wasted && is_failed && case.bytes.0.saturating_mul(LITTLE_UNUSED) < facts.all.0
+    let is_less_than = |part: u64, kind: Kind, case: &Case| {
+        kind == Kind::Wasted && is_failed && case.bytes.0.saturating_mul(part) < facts.all.0
     };
+    let is_little = |kind: Kind, case: &Case| is_less_than(LITTLE_UNUSED, kind, case);
     if is_failed
-        && all.iter().all(|(cause, kind, case)| cause.name == limit::CAUSE.name || is_little(*kind, case))
+        && all.iter().all(|(cause, kind, case)| {
+            cause.name == limit::CAUSE.name || is_less_than(LEAST_UNUSED, *kind, case)
+        })
     {
         all.extend(holdings::most(facts));
     }
@@ -320,6 +323,8 @@ const LEAST_CONFIDENCE: f64 = 0.95;
 const LITTLE: u64 = 20;
 /// So is less than this part of what is reserved: one in so many. Where pieces are the cause, as much lies unused as is used.
 const LITTLE_UNUSED: u64 = 4;
+/// Where no other cause is known, less than this part says less than what fills the memory.
+const LEAST_UNUSED: u64 = 8;
 /// What is held is several times as much as what grew.
 const SEVERAL: u64 = 4;
 

@@ -118,7 +118,8 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
         && size.saturating_add(asked.0).saturating_mul(2) >= needed
         && asked.0.saturating_mul(4) >= needed
         && facts.has_tried_settings()
-        && facts.remedy().is_none();
+        && facts.remedy().is_none()
+        && previous(facts).is_none();
     let fix = match makes_logits(facts, error.site) {
         true => OF_LOGITS,
         false => {
