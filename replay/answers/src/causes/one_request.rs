@@ -119,7 +119,8 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
         && asked.0.saturating_mul(4) >= needed
         && facts.has_tried_settings()
         && facts.remedy().is_none()
-        && previous(facts).is_none();
+        // The line's own earlier result is no second one of the same expression.
+        && twin.site != error.site;
     let fix = match makes_logits(facts, error.site) {
         true => OF_LOGITS,
         false => {
