@@ -158,6 +158,17 @@ impl Casting {
         without.flatten().copied().collect()
     }
 
+    /// Whether an operation makes 16 bits. `lasts`: the last one did; `any`: some one has; `joins`: a tensor in 32 bits may be a part.
+    fn is_half(&self, class: Class, lasts: bool, any: bool, joins: bool) -> bool {
+        match (class, self.end) {
+            (Class::Half, _) => true,
+            (Class::Full, _) | (Class::Gathers | Class::Follows | Class::Joins, End::Most) => false,
+            (Class::Gathers, _) | (Class::Follows | Class::Joins, End::Least) => any,
+            (Class::Follows, End::Best) => lasts,
+            (Class::Joins, End::Best) => lasts && !joins,
+        }
+    }
+
     fn autocast(&mut self, program: &mut Program<'_>, step: &Step) {
         let products = products(program, step, &self.nodes);
         let by_output: FxHashMap<usize, Product> = products.into_iter().map(|it| (it.output, it)).collect();
@@ -193,21 +204,10 @@ impl Casting {
                 continue;
             }
             let class = self.nodes.class(it.stack);
-            let lasts_half = last.is_some_and(|last| last.is_half);
-            let joins = full.get(&it.bytes).is_some_and(|until| *until > it.born);
-            let is_half = match class {
-                Class::Half => true,
-                Class::Full => false,
-                Class::Gathers => !halves.is_empty(),
-                Class::Follows => lasts_half,
-                Class::Joins if it.purpose == Purpose::Cache => lasts_half,
-                Class::Joins => lasts_half && !joins,
-            };
-            let is_half = match (class, self.end) {
-                (Class::Gathers | Class::Follows | Class::Joins, End::Most) => false,
-                (Class::Gathers | Class::Follows | Class::Joins, End::Least) => !halves.is_empty(),
-                _ => is_half,
-            };
+            let joins =
+                it.purpose != Purpose::Cache && full.get(&it.bytes).is_some_and(|until| *until > it.born);
+            let is_half =
+                self.is_half(class, last.is_some_and(|last| last.is_half), !halves.is_empty(), joins);
             match (class, last) {
                 (Class::Half, Some(last)) => {
                     // Several products in a row take the same input: each casts it. What one call asks for after its first output, as an
