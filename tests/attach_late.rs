@@ -13,7 +13,7 @@ use std::time::Duration;
 use gputrace_schemas::event::{Action, EventKind};
 use gputrace_schemas::reader::Trace;
 use gputrace_skip::skip;
-use gputrace_tests::patience::{self, SECONDS};
+use gputrace_tests::patience::SECONDS;
 use gputrace_tests::recorded::{self, Folder};
 use gputrace_tests::wheels::{self, Major};
 

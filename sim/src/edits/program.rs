@@ -203,6 +203,9 @@ fn moment(op: usize) -> u64 {
     (op as u64 + 1) * GAP
 }
 
+/// Backward passes, each with its first and its last moment.
+type Passes = Vec<(u64, u64)>;
+
 impl<'a> Program<'a> {
     /// A recorded training run, ready to be edited.
     ///
@@ -265,7 +268,7 @@ impl<'a> Program<'a> {
 
     /// Those that make gradients, and those that make derivatives for a later one (`create_graph=True`), which are a part of the step's
     /// forward pass.
-    fn passes_of_steps(&self, passes: Vec<(u64, u64)>) -> (Vec<(u64, u64)>, Vec<(u64, u64)>) {
+    fn passes_of_steps(&self, passes: Passes) -> (Passes, Passes) {
         let makes = |(start, end): (u64, u64), purpose: Purpose| {
             let own = self.born_within(start - 1, end + 1);
             self.tensors[own].iter().any(|tensor| tensor.purpose == purpose)

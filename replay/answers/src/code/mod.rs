@@ -175,7 +175,7 @@ impl Sources {
                 let mut words = it.text.split(|c: char| !c.is_alphanumeric() && c != '_');
                 it.lines.0 > own.lines.1 && !it.text.starts_with("del ") && words.any(|word| word == target)
             };
-            Some(of.body.iter().any(|it| is_use(it)))
+            Some(of.body.iter().any(is_use))
         };
         caller.and_then(uses).unwrap_or(false)
     }
