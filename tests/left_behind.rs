@@ -1,6 +1,6 @@
 //! Rings and logs that recordings left behind: `ps` and `doctor` list them, `recover` makes traces of them all, and a recorder that
-//! finds `/dev/shm` short of room because of them says so. What another user put there, or in a folder of traces, is not opened, shown as
-//! one's own, removed or waited for, nor is a process of theirs taken for a recorder.
+//! finds `/dev/shm` short of room because of them reports that. Files of another user there, or in a folder of traces, are not opened,
+//! listed as the reader's, removed or waited for. A process of another user does not count as a recorder.
 //!
 //! In a mount namespace, where `/dev/shm` and `/tmp` have nothing of anybody else's. Where that is forbidden the tests are skipped.
 

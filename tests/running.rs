@@ -1,7 +1,7 @@
 //! `gputrace ranks` of jobs while they run: `nccl/scenarios/running.py` has some that hang, and healthy slow ones.
 //!
-//! Each is asked again and again, until it is said to hang, and then killed. No time is asserted: a hang must be named sooner or later, and
-//! a healthy job must not be called one at any of the looks meanwhile. A rank of a healthy job that does not get to a processor for half a
+//! The test asks about each job until it is reported as a hang, and then kills it. It asserts no times: a hang must be reported at some
+//! point, and a healthy job never. A rank of a healthy job that does not get to a processor for half a
 //! minute looks as one that stands still; so that would be an excuse, the pauses of the healthy jobs are a third of that.
 
 use std::fs;

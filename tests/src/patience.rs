@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// No wait of these tests takes a tenth of this, on a machine that does nothing else.
 pub const LONG: Duration = Duration::from_secs(300);
-/// The same, as commands take it.
+/// A time limit for commands, in seconds, that only a hang reaches.
 pub const SECONDS: &str = "1200";
 
 /// Whether what began then should have ended: it took longer than `usual`, and as much longer again as there was more to do than there are

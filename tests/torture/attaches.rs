@@ -1,5 +1,5 @@
-//! The harm that `attach`, `detach` and `ps` could do to a process, or a process to whoever calls them. Each row is a test of its own, as
-//! they need other programs and rights than a scenario has. The long form of the torture runs them all; `cargo test` runs them anyway.
+//! How `attach`, `detach` and `ps` could harm a process, or a process their caller. Each row names a test elsewhere, because these tests
+//! need other programs and permissions than a scenario has. The long form of the torture runs them all; `cargo test` runs them anyway.
 //! A test of `attach_*.rs` that has no row fails [`every_test_of_attach_has_a_row`], unless it is in [`RECORDINGS`].
 
 use crate::workshop::*;

@@ -249,7 +249,8 @@ impl Found {
         for (sets, (sweep, top)) in found.sets.iter_mut().zip(&sweeps) {
             let failed = failures.iter().find(|(device, _)| *device == sweep.device);
             let moment = failed.map_or(top.moment, |(device, time)| sets::moment_at(known, *device, *time));
-            tasks.push(Box::new(move || *sets = Sets::of(known, sweep.device, moment)));
+            let time = failed.map(|(_, time)| *time);
+            tasks.push(Box::new(move || *sets = Sets::of(known, sweep.device, moment, time)));
         }
         for (found, at) in found.at_failure.iter_mut().zip(failures) {
             tasks.push(Box::new(move || {

@@ -112,12 +112,12 @@ pub struct UnusedGradients {
 
 impl Sets {
     /// Of a device whose moment that matters is after `moment` births and deaths.
-    pub(crate) fn of(known: Known<'_>, device: i16, moment: u32) -> Sets {
+    /// `failed`: when a request failed last on the device, whoever requested it.
+    pub(crate) fn of(known: Known<'_>, device: i16, moment: u32, failed: Option<Nanos>) -> Sets {
         let passes = known.roles.passes.get(&device).map_or(&[][..], Vec::as_slice);
         let books = known.ledger.devices().iter().find(|(of, _)| **of == device);
-        // The moment is that of a later refusal of another's, where there is one.
-        let failed = books.and_then(|(_, books)| books.torch.as_ref()?.ooms.last());
-        let failed = failed.filter(|error| moment_at(known, device, error.time) == moment);
+        let errors = books.and_then(|(_, books)| books.torch.as_ref()).map_or(&[][..], |torch| &torch.ooms);
+        let failed = errors.last().filter(|error| failed == Some(error.time));
         let maker = Maker { known, device, passes, failed };
         Sets {
             device,

@@ -22,7 +22,12 @@ pub(super) const CAUSE: Cause = Cause {
 fn find(facts: &Facts<'_>) -> Option<Case> {
     facts.failure?;
     let held = facts.held?;
-    let by = |holder: &Holder| facts.sources.evaluated_by(&holder.own);
+    // A backward pass that was recorded is of a library's training, if the source has none.
+    let infers = |holder: &Holder| match facts.has_stepped() {
+        true => None,
+        false => facts.sources.only_infers(&holder.own),
+    };
+    let by = |holder: &Holder| facts.sources.evaluated_by(&holder.own).or_else(|| infers(holder));
     let is_kept = |holder: &Holder| {
         (holder.signs.has(Sign::Forward) || holder.signs.has(Sign::Functional))
             && !holder.signs.has(Sign::Backward)

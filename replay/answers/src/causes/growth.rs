@@ -409,8 +409,8 @@ fn is_one_each(grown: &Grown<'_>) -> bool {
     grown.holder.zip(turns).is_some_and(|(own, turns)| own.blocks < turns.saturating_mul(2))
 }
 
-/// What grows most, if anything does.
-pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
+/// What grows most, if anything does, and whether the program's source shows what keeps it.
+pub(super) fn case(facts: &Facts<'_>) -> Option<(Found, bool)> {
     // A workspace for each stream has a cause of its own, and levels off. So have cycles; what else grows beside them is held by them.
     let grown = root(facts.all_grown().filter(|grown| !grown.has(Sign::Workspace)).collect())?;
     if facts.is_of_cycles(&grown) {
@@ -437,10 +437,11 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<Found> {
     let fix = fix.unwrap_or_else(|| offered().unwrap_or(keeper.fix).to_owned());
     let kind = if keeper.cause.name == NUMBERS { Kind::Spare } else { Kind::Grew };
     let mut case = of(facts, &grown, keeper.why, fix);
+    let is_shown = source.is_some();
     if let Some(source) = source {
         case.site = format!("{}{}", case.site, source.behind());
     }
-    Some((&keeper.cause, kind, case))
+    Some(((&keeper.cause, kind, case), is_shown))
 }
 
 /// Of lines that grow together, most first, the one that the others follow from. A graph holds its inputs and its parameters; without a graph,

@@ -9,7 +9,6 @@ use std::cmp::Reverse;
 
 use gputrace_schemas::event::Bytes;
 
-use crate::code::KEPT_BY;
 use gputrace_report::model::Value;
 
 mod abandoned_pools;
@@ -206,7 +205,8 @@ impl Fix {
 #[must_use]
 pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     let of_causes = CAUSES.iter().filter_map(|cause| Some((cause, cause.kind, (cause.find)(facts)?)));
-    let mut all: Vec<Found> = of_causes.chain(growth::case(facts)).chain(holdings::cases(facts)).collect();
+    let (growth, is_shown) = growth::case(facts).unzip();
+    let mut all: Vec<Found> = of_causes.chain(growth).chain(holdings::cases(facts)).collect();
     // A cache that is joined anew outlives each turn without any graph.
     if let Some(site) = all.iter().find(|it| it.0.name == joined_anew::CAUSE.name).map(|it| it.2.site.clone())
     {
@@ -287,7 +287,7 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
         all[..=at].rotate_right(1);
     }
     // Of growth that nothing is known to keep, a graph that an evaluation does not need says more.
-    let is_open = |(_, kind, case): &Found| *kind == Kind::Grew && !case.site.contains(KEPT_BY);
+    let is_open = |(_, kind, _): &Found| *kind == Kind::Grew && is_shown == Some(false);
     if let Some((.., growth)) = all.first().filter(|first| is_open(first)) {
         let (name, half) = (evaluation_with_gradients::CAUSE.name, growth.bytes.0 / 2);
         if let Some(at) = all.iter().position(|(cause, _, case)| cause.name == name && case.bytes.0 >= half) {

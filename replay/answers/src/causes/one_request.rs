@@ -216,7 +216,7 @@ fn of_limit(facts: &Facts<'_>) -> Option<Case> {
     let (times, fix) = what_of(facts, asked);
     is_most.then(|| Case {
         what: format!(
-            "this one request is too large for the limit that the program set: {} were in use{times}",
+            "with {} in use, this one request exceeds the limit that the program set{times}",
             bytes(error.allocated)
         ),
         site: facts.site(error.site),

@@ -27,7 +27,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     }
     let of_lines = facts.holders().filter(|it| it.site == most.site);
     let (place, condition) =
-        of_lines.into_iter().find_map(|it| facts.sources.untaken(&it.own, "checkpoint("))?;
+        of_lines.into_iter().find_map(|it| facts.sources.untaken(&it.own, "checkpoint"))?;
     let fix = match condition.contains("training") {
         true => format!("call `train()` of that model: under `eval()`, `{condition}` is false ({place})"),
         false => format!(

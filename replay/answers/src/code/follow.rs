@@ -414,8 +414,7 @@ impl<'a> Walk<'a> {
                     .collect::<Vec<_>>()
             });
         let is_model = function.head.is_some_and(|head| MODELS.iter().any(|name| head.text.contains(name)));
-        let is_loop = |it: &Statement| it.text.starts_with("for ") || it.text.starts_with("while ");
-        let in_loop = |it: &&&Statement| !is_model && statements.around(it.lines.0).any(is_loop);
+        let in_loop = |it: &&&Statement| !is_model && statements.around(it.lines.0).any(Statement::is_loop);
         let loops = function.body.iter().filter(in_loop).map(|it| it.lines.0).collect();
         let (own, names) = match start {
             Start::Statement(own) => (Some(own), BTreeSet::new()),

@@ -27,7 +27,7 @@ const WITHOUT_GRAPH: [&str; 2] = ["no_grad", "inference_mode"];
 const EVALUATES: [&str; 9] =
     ["eval", "valid", "test", "infer", "predict", "generate", "sample", "extract", "embed"];
 /// A program that trains has one of these.
-const TRAINS: [&str; 6] = ["backward(", "autograd", "optim", "Trainer", ".fit(", "requires_grad"];
+const TRAINS: [&str; 7] = ["backward(", "autograd", "optim", "Trainer", ".fit", ".train(", "requires_grad"];
 /// Longer files are not read.
 const MOST_BYTES: u64 = 4 << 20;
 
@@ -73,16 +73,13 @@ impl Sources {
                 return Some((last, place(name, head.lines.0)));
             }
         }
-        self.only_infers(lines)
+        None
     }
 
     /// In a program that trains nothing by its source, the function that called the model.
-    fn only_infers(&self, lines: &[Line]) -> Option<(String, String)> {
-        for (_, name, _) in lines {
-            let trains = |it: &Statement| TRAINS.iter().any(|word| it.text.contains(word));
-            if self.statements(name)?.all().any(trains) {
-                return None;
-            }
+    pub(crate) fn only_infers(&self, lines: &[Line]) -> Option<(String, String)> {
+        if self.have_any(lines, &TRAINS)? || self.is_without_graph(lines) {
+            return None;
         }
         lines.iter().find_map(|(function, name, line)| {
             let last = function.rsplit('.').next().unwrap_or_default();
@@ -94,11 +91,17 @@ impl Sources {
 
     /// Whether the files of these lines begin a backward pass anywhere.
     pub(crate) fn differentiates(&self, lines: &[Line]) -> bool {
-        let words = ["backward(", "autograd.grad("];
-        lines.iter().any(|(_, name, _)| {
-            self.statements(name)
-                .is_some_and(|it| it.all().any(|it| words.iter().any(|word| it.text.contains(word))))
-        })
+        self.have_any(lines, &["backward(", "autograd.grad("]).unwrap_or(false)
+    }
+
+    /// Whether a statement of the files of these lines has one of these words; none where a file is not known.
+    fn have_any(&self, lines: &[Line], words: &[&str]) -> Option<bool> {
+        let mut has = false;
+        for (_, name, _) in lines {
+            let statements = self.statements(name)?;
+            has |= statements.all().any(|it| words.iter().any(|word| it.text.contains(word)));
+        }
+        Some(has)
     }
 
     /// Whether a frame's statement is under `torch.no_grad` or `torch.inference_mode`.
@@ -126,10 +129,10 @@ impl Sources {
             let statements = self.statements(name)?;
             let (own, function) = statements.function_at(*line)?;
             let (target, operator, _) = text::assigned(&own.text)?;
-            let is_loop = |it: &Statement| it.text.starts_with("for ") || it.text.starts_with("while ");
-            let lasts =
-                target.contains('.') || function.head.is_none() || statements.around(*line).any(is_loop);
-            let is_one = target.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.'));
+            let lasts = target.contains('.')
+                || function.head.is_none()
+                || statements.around(*line).any(Statement::is_loop);
+            let is_one = target.chars().all(|c| text::is_word(c) || c == '.');
             // An object that is being made has no old attributes.
             let is_made = function.head.is_some_and(|head| head.text.starts_with("def __init__("));
             (operator == "=" && lasts && is_one && !is_made)
@@ -151,11 +154,8 @@ impl Sources {
         lines.iter().find_map(|(_, name, line)| {
             let statements = self.statements(name)?;
             let (own, function) = statements.function_at(*line)?;
-            let calls = |it: &Statement| {
-                let mut at = it.text.match_indices(call).map(|(at, _)| &it.text[..at]);
-                at.any(|before| !before.ends_with(|c: char| c.is_alphanumeric() || c == '_'))
-            };
-            let is_other = |it: &Statement| it.lines != own.lines && calls(it);
+            let is_other =
+                |it: &Statement| it.lines != own.lines && text::calls(&it.text).any(|(name, _)| name == call);
             let other = function.body.iter().find(|it| is_other(it))?;
             let around = statements.around(other.lines.0).find(|it| it.text.starts_with("if "))?;
             let condition = around.shown.trim_start_matches("if ").trim_end_matches(':').trim().to_owned();
@@ -172,8 +172,8 @@ impl Sources {
             let (own, of) = statements.function_at(*line)?;
             let (target, "=", _) = text::assigned(&own.text)? else { return None };
             let is_use = |it: &&Statement| {
-                let mut words = it.text.split(|c: char| !c.is_alphanumeric() && c != '_');
-                it.lines.0 > own.lines.1 && !it.text.starts_with("del ") && words.any(|word| word == target)
+                let is_later = it.lines.0 > own.lines.1 && !it.text.starts_with("del ");
+                is_later && text::words(&it.text).any(|word| word == target)
             };
             Some(of.body.iter().any(is_use))
         };
@@ -246,7 +246,7 @@ mod tests {
             let line = |name: &str, at| (name.to_owned(), path.to_str().expect("UTF-8").to_owned(), at);
             let lines = [line("Net.forward", 2), line("fuse", 4)];
             let sources = Sources::of(&process);
-            (sources.evaluated_by(&lines).map(|(name, _)| name), sources.differentiates(&lines))
+            (sources.only_infers(&lines).map(|(name, _)| name), sources.differentiates(&lines))
         };
         let text = "def forward(self, x):\n    return self.conv(x)\ndef fuse(x):\n    return net(x)\n";
         assert_eq!(found(text), (Some("fuse".into()), false));

@@ -12,6 +12,13 @@ pub(super) struct Statement {
     pub(super) shown: String,
 }
 
+impl Statement {
+    /// The head of a loop.
+    pub(super) fn is_loop(&self) -> bool {
+        self.text.starts_with("for ") || self.text.starts_with("while ")
+    }
+}
+
 /// All statements of a file, in order.
 #[derive(Debug, Default)]
 pub(super) struct Statements(Vec<Statement>);
