@@ -116,7 +116,6 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
         trace.devices.iter().filter(|stream| stream.settings.is_torch()).max_by_key(|it| it.n_requests());
     let stream = largest.ok_or("it has no requests of PyTorch's allocator")?;
     let tried = tried(source, stream, asked).map_err(|why| format!("cuda:{}: {why}", stream.device))?;
-    let first = tried.iter().position(|it| it.planned.fits_at_worst);
     let likely = tried.iter().position(Tried::is_likely);
     // Of those that cost as much or more, only what needs less is worth a row.
     let mut least = u64::MAX;
@@ -137,23 +136,26 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
     );
     let title = format!("What makes cuda:{} fit {}, cheapest first", stream.device, iec(limit));
     let mut section = Section::new("plans", title).table(table);
-    section = match (first, likely) {
-        (Some(0), _) => section.line(Mood::Good, "it fits without a change"),
-        (Some(at), _) => section.line(Mood::Good, format!("the cheapest that fits: {}", tried[at].in_words())),
-        (None, Some(at)) => section.line(
+    section = match likely.map(|at| (at, &tried[at])) {
+        Some((0, plan)) if plan.planned.fits_at_worst => {
+            section.line(Mood::Good, "it fits without a change")
+        }
+        Some((_, plan)) if plan.planned.fits_at_worst => {
+            section.line(Mood::Good, format!("the cheapest that fits: {}", plan.in_words()))
+        }
+        Some((_, plan)) => section.line(
             Mood::Warning,
-            format!("the cheapest that likely fits: {}; {}", tried[at].in_words(), tried[at].because()),
+            format!("the cheapest that likely fits: {}; {}", plan.in_words(), plan.because()),
         ),
-        (None, None) => section.line(
+        None => section.line(
             Mood::Bad,
             "none of these fits. A smaller batch, lower precision or an optimizer with less state would change the results",
         ),
     };
-    if let (Some(first), Some(at)) = (first, likely)
-        && at < first
+    if let Some(sure) = tried.iter().position(|it| it.planned.fits_at_worst).filter(|at| Some(*at) != likely)
     {
-        let (program, because) = (tried[at].in_words(), tried[at].because());
-        section = section.line(Mood::Note, format!("{program} likely fits, too; {because}"));
+        section =
+            section.line(Mood::Note, format!("the cheapest that surely fits: {}", tried[sure].in_words()));
     }
     let failed = stream.ooms.last().map(|oom| {
         format!(
@@ -165,7 +167,7 @@ pub fn plan(path: &str, source: &Source, trace: &Trace, asked: &Asked) -> Result
         Mood::Note,
         "contexts, code and libraries share the limit, as recorded (--other sets another amount); the needed amounts do not include them",
     );
-    let plan = Plan { limit_bytes: limit, device: stream.device, plan: first.or(likely) };
+    let plan = Plan { limit_bytes: limit, device: stream.device, plan: likely };
     let outcomes =
         tried.into_iter().map(|Tried { outcome, planned }| Outcome { planned: Some(planned), ..outcome });
     let answer =
