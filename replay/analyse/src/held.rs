@@ -43,6 +43,8 @@ pub struct HeldAt {
     pub requested_before: Vec<(Nanos, Bytes)>,
     /// What all lines had requested by the request that failed then. The latest.
     pub asked_before: Vec<Asked>,
+    /// The program's innermost lines of the request that failed then, `a, called from b`.
+    pub failed_lines: String,
     /// How often the line of the request that failed then requested memory before and after it.
     pub n_before: u64,
     /// After it.
@@ -361,6 +363,7 @@ impl HeldAt {
         self.holdings = partition.holdings(known, &self, &is_held);
         self.evaluated = partition.evaluated(known, &is_held);
         if let Some(error) = failed_at(known.ledger, self.device, self.time) {
+            self.failed_lines = holdings::own_lines(known.definitions, error.stack, holdings::MOST_LINES);
             let of_line = known.lives.list.iter().rev().filter(|life| {
                 life.device == self.device && life.site == error.site && life.since <= self.time
             });

@@ -11,6 +11,8 @@ use gputrace_schemas::event::Bytes;
 
 use gputrace_report::model::Value;
 
+use crate::code::KEPT_BY;
+
 mod abandoned_pools;
 mod activations_beyond_card;
 pub(crate) mod another_pool;
@@ -311,7 +313,24 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
         sum = sum.saturating_add(if is_of_peak && is_new { case.bytes.0 } else { 0 });
         is_new
     });
+    if let Some((_, kind, case)) = all.first_mut().filter(|_| is_failed)
+        && !matches!(kind, Kind::Grew | Kind::Churned)
+    {
+        case.site = with_callers(facts, &case.site);
+    }
     all
+}
+
+/// A line of the program with those that called it: one line may serve training, validation and more.
+fn with_callers(facts: &Facts<'_>, site: &str) -> String {
+    let is_it = |other: &str| line_of(other) == line_of(site);
+    let failed =
+        facts.refused_line().filter(|line| is_it(line)).and(facts.held).map(|held| &held.failed_lines);
+    let holder = || facts.holders().find(|holder| is_it(&facts.site(holder.site)));
+    let path = failed.or_else(|| holder().map(|holder| &holder.lines)).map_or("", |path| callers(path));
+    // What made a tensor may be named already, by who called it or by what keeps it.
+    let is_known = [" called ", KEPT_BY].iter().any(|words| site.contains(words));
+    if path.is_empty() || is_known { site.to_owned() } else { format!("{site}{CALLED_FROM}{path}") }
 }
 
 /// A case, its cause, and what of the memory it is that goes wrong.

@@ -41,7 +41,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     };
     (is_odd && is_much && usual.square.is_none()).then(|| Case {
         what: format!(
-            "this batch is the odd one: the line below requests {} times what it usually does ({}; at most {} in {} earlier turns), with {} in use{held}",
+            "the line below requests {} times what it usually does ({}; at most {} in {} earlier turns), with {} in use{held}",
             count(asked.0 / usual.median.0),
             bytes(usual.median),
             bytes(usual.largest),
@@ -52,7 +52,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: Bytes(of_turn.saturating_sub(usually)),
         sure: "certain of the sizes; what made this input so large is not recorded".into(),
         fix: Fix::words(
-            "limit the largest input: crop it, cap boxes or tokens (padded: items x the longest), sort by length; or work on it in pieces, item by item",
+            "make this input smaller: fewer items in the batch of this call, a crop, a cap on boxes or tokens (padded: items x the longest), sorting by length; or work on it in pieces",
             "",
         ),
         verb: "oom",

@@ -7,161 +7,14 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::Line;
+use super::handlers;
+use super::keeper::{CUT, How, Keeper};
 use super::statements::{Function, Statement, Statements};
 use super::text::{
-    added, arguments_have, assigned, calls, carries, carries_any, is_chain, is_chain_of_one, is_joined,
-    is_word, leaves_all, parts, words,
+    added, arguments_have, assigned, calls, carries, carries_any, is_joined, is_view, is_word, leaves_all,
+    parts, words,
 };
 
-/// How the program keeps a value.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum How {
-    /// `kept.append(value)`, or another method that adds to a container.
-    Added,
-    /// `kept[key] = value`.
-    Entry,
-    /// `kept += value`.
-    Total,
-    /// `kept = torch.cat([kept, value])`.
-    Joined,
-    /// `[f(x) for x in ...]`.
-    Listed,
-    /// `@functools.lru_cache`.
-    Memoized,
-    /// `state = f(x, state)`: each value has a graph that refers to the one before.
-    Carried,
-    /// `self.kept = value`: the last one.
-    Attribute,
-    /// `ctx.kept = result` in a function of autograd: the result's graph refers to the result.
-    Context,
-}
-
-impl How {
-    /// How much more likely it is to be what keeps many values than another: a container by key may hold one only.
-    fn accumulates(self) -> bool {
-        !matches!(self, How::Entry | How::Attribute)
-    }
-}
-
-/// A statement that keeps a value.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Keeper {
-    pub(crate) how: How,
-    pub(crate) file: String,
-    pub(crate) line: u32,
-    /// The statement.
-    pub(crate) text: String,
-    /// The part of it that is kept; empty where that is not one expression.
-    pub(crate) value: String,
-    /// It is in a function that a module calls beside its own code.
-    pub(crate) is_hook: bool,
-    /// Lines of other statements of that function that keep it as well.
-    pub(crate) more: Vec<u32>,
-    /// The value is no tensor, but several of them.
-    pub(crate) is_several: bool,
-}
-
-/// Between a line and the statement that keeps what it makes.
-pub(crate) const KEPT_BY: &str = "; likely kept by ";
-
-impl Keeper {
-    /// Behind the line that requested the memory.
-    pub(crate) fn behind(&self) -> String {
-        format!("{KEPT_BY}`{}` ({})", self.text, self.place())
-    }
-
-    /// `train.py:31`.
-    pub(crate) fn place(&self) -> String {
-        super::place(&self.file, self.line)
-    }
-
-    /// The line of code to write in its place, in words. `has_graph`: what is kept is mostly the value's graph, and not the value.
-    pub(crate) fn instead(&self, has_graph: bool) -> String {
-        let at = self.place();
-        let more: Vec<String> = self.more.iter().map(u32::to_string).collect();
-        let more = if more.is_empty() { String::new() } else { format!("; the same at {}", more.join(", ")) };
-        match self.how {
-            How::Added | How::Entry | How::Total | How::Attribute => match self.with_less(has_graph) {
-                Some(statement) if statement.contains(".cpu()") => {
-                    format!("at {at}, write `{statement}`{more}, and move back what a later step uses")
-                }
-                Some(statement) => format!("at {at}, write `{statement}`{more}"),
-                None => format!("at {at}, keep only `.item()` or `.detach().cpu()` of each tensor{more}"),
-            },
-            How::Carried => match self.with_less(has_graph) {
-                Some(statement) => format!("at {at}, write `{statement}`"),
-                None => format!("detach what {at} passes to the next turn: `x = x.detach()`"),
-            },
-            How::Context => {
-                format!(
-                    "at {at}, write `ctx.save_for_backward({})`, and read `ctx.saved_tensors` in `backward`",
-                    self.value
-                )
-            }
-            How::Joined if has_graph => {
-                format!(
-                    "at {at}, join `.detach()`ed tensors, or run this under `torch.no_grad()`: each joined tensor has the graph of those before"
-                )
-            }
-            How::Joined => {
-                format!(
-                    "at {at}, collect the parts on the CPU and join them once, or write into one preallocated tensor"
-                )
-            }
-            How::Listed => format!("at {at}, let the list have `.item()` or `.detach().cpu()` of each"),
-            How::Memoized => {
-                format!(
-                    "at {at}, bound the cache (`maxsize=`), or let the function return tensors on the CPU"
-                )
-            }
-        }
-    }
-
-    /// The statement with a number, or a copy on the CPU, for the value.
-    fn with_less(&self, has_graph: bool) -> Option<String> {
-        let whole = self.value.as_str();
-        // `kept += [value]`
-        let inner = whole
-            .strip_prefix('[')
-            .and_then(|it| it.strip_suffix(']'))
-            .filter(|it| parts(it, ',').len() == 1);
-        let value = inner.unwrap_or(whole);
-        // Several tensors have no one method.
-        let is_several = self.is_several
-            || ["dict(", "list(", "tuple("].iter().any(|it| value.starts_with(it))
-            || value.starts_with(['(', '[', '{']) && !is_chain_of_one(value);
-        let is_unpacked = self.how == How::Carried
-            && assigned(&self.text).is_some_and(|(target, ..)| parts(target, ',').len() > 1);
-        // A statement that is not shown whole is none to write.
-        if is_several || is_unpacked || self.text.ends_with(CUT) {
-            return None;
-        }
-        if value.is_empty() || value.contains('"') {
-            return None;
-        }
-        let is_whole = |at: usize| {
-            !self.text[..at].ends_with(is_word) && !self.text[at + value.len()..].starts_with(is_word)
-        };
-        let at = self.text.match_indices(value).map(|(at, _)| at).filter(|at| is_whole(*at)).last()?;
-        let (before, after) = (&self.text[..at], &self.text[at + value.len()..]);
-        let is_number = NUMBERS.iter().any(|name| value.to_ascii_lowercase().contains(name));
-        let less = match self.how {
-            How::Attribute if value.contains(".detach()") => ".cpu()",
-            How::Attribute | How::Carried => ".detach()",
-            How::Total if inner.is_none() => ".item()",
-            _ if is_number => ".item()",
-            _ if value.contains(".detach()") => ".cpu()",
-            // What a hook gets is large itself.
-            _ if has_graph && !self.is_hook => ".detach()",
-            _ => ".detach().cpu()",
-        };
-        let value = if is_chain(value) { value.to_owned() } else { format!("({value})") };
-        Some(format!("{before}{value}{less}{after}"))
-    }
-}
-
-/// In the names of what is a number.
-const NUMBERS: [&str; 6] = ["loss", "acc", "metric", "score", "error", "norm"];
 /// Decorators that keep what a function returns (functools, cachetools, joblib).
 const MEMOIZES: [&str; 5] = ["lru_cache", "cache", "cached", "memoize", "cachedmethod"];
 /// What calls a function beside a module's own code.
@@ -177,14 +30,14 @@ const MODELS: [&str; 2] = ["def forward(", "def __call__("];
 const EMPTY: [&str; 8] = ["[]", "{}", "list()", "dict()", "set()", "deque(", "defaultdict(", "OrderedDict("];
 /// Longer statements are not shown whole.
 const MOST_SHOWN: usize = 100;
-/// Behind those.
-const CUT: &str = "...";
 /// Functions that a value is followed into, one from another.
 const DEEPEST: usize = 2;
 
 /// What keeps the memory that a stack requested: its lines of the program's own, innermost first.
 pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements>>) -> Option<Keeper> {
     let (mut local, mut attribute, mut hook, mut context) = (None, None, None, None);
+    // Whether what a function returned is a part of the tensor.
+    let mut is_view = false;
     // The method in which the value has become an attribute of its object.
     let mut method: Option<&str> = None;
     for (at, name, line) in lines {
@@ -200,19 +53,30 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
                 None => break,
             }
         }
-        let walk = Walk::of(&statements, Start::Statement(own), &function, 0);
+        let stored = of_hook(&statements);
+        let taken = stored.as_ref().and_then(|hook| taken_out(&function, hook));
+        let walk = Walk::of(&statements, Start::Statement(taken.unwrap_or(own)), &function, 0);
+        let is_part = is_view;
+        is_view |= walk.returns_view;
         if let Some(found) = walk.kept {
-            return Some(Keeper { more: walk.more, ..found.named(name, false) });
+            // What is emptied each turn keeps less than what goes on to the next.
+            let carried =
+                walk.attribute.filter(|it| it.how == How::Carried && is_emptied(&statements, &found));
+            let found = carried.unwrap_or(found);
+            let is_view = found.is_view || is_part;
+            return Some(Keeper { more: walk.more, is_view, ..found.named(name, false) });
         }
         let decorated = function.decorators.iter().find(|it| is_memoizing(&it.text));
         if let Some(decorator) = decorated.filter(|_| walk.returns) {
             return Some(Found::at(decorator, How::Memoized, "").named(name, false));
         }
-        local = local.or_else(|| walk.local.map(|found| found.named(name, false)));
+        let of_local =
+            |found: Found| Keeper { is_view: found.is_view || is_part, ..found.named(name, false) };
+        local = local.or_else(|| walk.local.map(of_local));
         context =
             context.or_else(|| of_context(&statements, &function).map(|found| found.named(name, false)));
         attribute = attribute.or_else(|| walk.attribute.map(|found| found.named(name, false)));
-        hook = hook.or_else(|| of_hook(&statements).map(|found| found.named(name, true)));
+        hook = hook.or_else(|| stored.filter(|_| taken.is_none()).map(|found| found.named(name, true)));
         let last = at.rsplit('.').next().unwrap_or_default();
         let is_of_self = attribute.as_ref().is_some_and(|it: &Keeper| it.text.starts_with("self."));
         match walk.returns {
@@ -221,7 +85,14 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
             false => break,
         }
     }
-    context.or(local).or(hook).or(attribute)
+    let exception = || {
+        lines.iter().find_map(|(_, name, line)| {
+            let statements = file(name)?;
+            let (statement, exception) = handlers::stored(&statements, *line)?;
+            Some(Found::at(statement, How::Exception, exception).named(name, false))
+        })
+    };
+    context.or(local).or(hook).or_else(exception).or(attribute)
 }
 
 /// The object in `object.method(...)`, or in `object = Class(...)` for a constructor.
@@ -349,6 +220,54 @@ fn is_memoizing(decorator: &str) -> bool {
     MEMOIZES.contains(&name.rsplit('.').next().unwrap_or_default().trim())
 }
 
+/// Whether a value of a function is a part of a tensor: by the expression itself, the name's assignment, or the function that returns it.
+fn is_view_of(statements: &Statements, function: &Function<'_>, value: &str) -> bool {
+    let returns_view = |value: &str| {
+        let called = calls(value).next().and_then(|(name, _)| statements.function_named(name));
+        let is_part = |it: &&Statement| it.text.strip_prefix("return ").is_some_and(is_view);
+        called.is_some_and(|called| called.body.iter().any(|it| is_part(&it)))
+    };
+    let of_expression = |value: &str| is_view(value) || returns_view(value);
+    let assigned_to = |it: &&Statement| {
+        assigned(&it.text).is_some_and(|(target, _, of)| target == value && of_expression(of))
+    };
+    of_expression(value) || function.body.iter().any(|it| assigned_to(&it))
+}
+
+/// Whether the program empties a container, or takes its elements out again.
+fn is_emptied(statements: &Statements, keeper: &Found) -> bool {
+    let put = added(&keeper.text).map(|(container, _)| container);
+    let container = put.or_else(|| assigned(&keeper.text).map(|(target, ..)| target)).unwrap_or_default();
+    let container = container.split('[').next().unwrap_or_default();
+    let empties = |it: &Statement| {
+        let is_taken = [".clear(", ".pop(", ".popleft("].iter().any(|method| {
+            let call = format!("{container}{method}");
+            it.text.match_indices(&call).any(|(at, _)| !it.text[..at].ends_with(is_word))
+        });
+        is_taken && {
+            // A method that nothing calls empties nothing.
+            let method = statements.function_at(it.lines.0).and_then(|(_, function)| function.head);
+            let name = method.and_then(|head| calls(&head.text).next()).map(|(name, _)| name);
+            let is_other = |other: &Statement| !std::ptr::eq(other, it) && !other.text.starts_with("def ");
+            let is_called =
+                |name: &str| statements.all().any(|other| is_other(other) && calls_it(&other.text, name));
+            name.is_none_or(is_called)
+        }
+    };
+    !container.is_empty() && statements.all().any(empties)
+}
+
+fn calls_it(text: &str, name: &str) -> bool {
+    calls(text).any(|(called, _)| called == name)
+}
+
+/// The statement of a function that takes out again what a hook has stored.
+fn taken_out<'s>(function: &Function<'s>, hook: &Found) -> Option<&'s Statement> {
+    let container = assigned(&hook.text).map(|(target, ..)| target.split('[').next().unwrap_or_default())?;
+    let take = format!("{container}.pop(");
+    function.body.iter().copied().find(|it| it.text.contains(&take) && assigned(&it.text).is_some())
+}
+
 /// A [`Keeper`] whose file is not named yet.
 struct Found {
     how: How,
@@ -356,6 +275,7 @@ struct Found {
     text: String,
     value: String,
     is_several: bool,
+    is_view: bool,
 }
 
 impl Found {
@@ -363,12 +283,13 @@ impl Found {
         let is_long = statement.shown.chars().count() > MOST_SHOWN;
         let text: String = statement.shown.chars().take(MOST_SHOWN).collect();
         let text = if is_long { text + CUT } else { text };
-        Found { how, line: statement.lines.0, text, value: value.trim().to_owned(), is_several: false }
+        let value = value.trim().to_owned();
+        Found { how, line: statement.lines.0, text, value, is_several: false, is_view: false }
     }
 
     fn named(self, file: &str, is_hook: bool) -> Keeper {
-        let Found { how, line, text, value, is_several } = self;
-        Keeper { how, file: file.to_owned(), line, text, value, is_hook, more: vec![], is_several }
+        let Found { how, line, text, value, is_several, is_view } = self;
+        Keeper { how, file: file.to_owned(), line, text, value, is_hook, more: vec![], is_several, is_view }
     }
 }
 
@@ -399,6 +320,8 @@ struct Walk<'a> {
     local: Option<Found>,
     attribute: Option<Found>,
     returns: bool,
+    /// What it returns is a part of a tensor.
+    returns_view: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -432,6 +355,7 @@ impl<'a> Walk<'a> {
             local: None,
             attribute: None,
             returns: false,
+            returns_view: false,
         };
         if let Some(own) = own {
             walk.visit(own);
@@ -451,6 +375,12 @@ impl<'a> Walk<'a> {
             walk.kept =
                 function.body.iter().find_map(|statement| walk.passed_on(statements, statement, depth));
         }
+        let is_view = |value: &str| is_view_of(statements, function, value);
+        for found in [&mut walk.kept, &mut walk.local, &mut walk.attribute].into_iter().flatten() {
+            found.is_view |= is_view(&found.value);
+        }
+        let mut returned = function.body.iter().filter_map(|it| it.text.strip_prefix("return "));
+        walk.returns_view = walk.returns && returned.any(is_view);
         walk
     }
 
@@ -765,6 +695,43 @@ mod tests {
         let statements = Rc::new(Statements::of(&text));
         let found = keeper(&lines, |_| Some(statements.clone())).expect("a keeper");
         assert_eq!(found.how, How::Attribute);
+    }
+
+    #[test]
+    fn what_is_emptied_or_taken_out_again_keeps_less_than_what_goes_on() {
+        let store = "def store(self, h):\n    self.rows.append(h)\n\ndef clear(self):\n    self.rows.clear()\n\ndef roll(self):\n    for _ in steps:\n        out, h = net(x, self.h)  # here\n        memory.store(h)\n        self.h = h\n";
+        assert_eq!(kept(store).map(|it| it.1), Some(2), "nothing calls `clear`");
+        let cleared = format!("{store}    memory.clear()\n");
+        assert_eq!(kept(&cleared).map(|it| (it.0, it.1)), Some((How::Carried, 11)));
+        let hook = "def grab(module, args, out):\n    self.seen[name] = out\nnet.register_forward_hook(grab)\n\ndef extract(self):\n    features = []\n    for x in data:\n        net(x)  # here\n        act = self.seen.pop(name)\n        features.append(token(act))\n    return torch.cat(features)\n\ndef token(act):\n    return act[:, 0, :]\n";
+        assert_eq!(kept(hook).map(|it| it.1), Some(10));
+        let left = hook.replace(".pop(name)", "[name]");
+        assert_eq!(kept(&left).map(|it| it.1), Some(2));
+    }
+
+    #[test]
+    fn a_part_of_a_tensor_is_copied_where_it_is_kept() {
+        let written = |text: &str, has_graph: bool| {
+            let statements = Rc::new(Statements::of(text));
+            let found = keeper(&[("f".into(), "/a.py".into(), 1)], |_| Some(statements.clone()));
+            found.expect("a keeper").instead(has_graph)
+        };
+        let rest = ": a part of a tensor refers to all of its memory";
+        for (text, instead) in [
+            ("h = f(x)  # here\nall.append(h[:, 0])\n", "at a.py:2, write `all.append(h[:, 0].clone())`"),
+            ("h = f(x)  # here\nc = h[..., -1]\nall.append(c)\n", "at a.py:3, write `all.append(c.clone())`"),
+        ] {
+            assert_eq!(written(text, false), format!("{instead}{rest}"));
+            assert!(!written(text, true).contains("clone"), "the graph has the tensor, too");
+        }
+        assert!(!written("h = f(x)  # here\nall.append(h[0])\n", false).contains("clone"));
+        assert!(!written("h = f(x)  # here\nall.append(h[:, :5])\n", false).contains("clone"));
+    }
+
+    #[test]
+    fn an_exception_that_is_stored_keeps_what_its_frames_have() {
+        let text = "def encode(self, x):\n    y = net(x)  # here\n    return check(y).cpu()\n\ndef run(self):\n    try:\n        done(self.encode(x))  # here!\n    except ValueError as e:\n        status.set_exception(e)\n";
+        assert_eq!(kept(text), Some((How::Exception, 9, "e".into())));
     }
 
     #[test]

@@ -15,10 +15,12 @@ use gputrace_trace::files;
 use rustc_hash::FxHashMap;
 
 mod follow;
+mod handlers;
+mod keeper;
 mod statements;
 mod text;
 
-pub(crate) use follow::{How, KEPT_BY, Keeper};
+pub(crate) use keeper::{How, KEPT_BY, Keeper};
 use statements::{Statement, Statements};
 
 /// Around code that makes no graph.

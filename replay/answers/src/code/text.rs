@@ -176,6 +176,27 @@ pub(super) fn is_to_cpu(method: &str, arguments: &str) -> bool {
     method == "to" && arguments.starts_with("(\"\")")
 }
 
+/// Whether an expression is a part of a tensor, which refers to all of its memory: a row or column `x[:, 0]`, `x.select(1, 0)`.
+pub(super) fn is_view(expression: &str) -> bool {
+    let expression = expression.trim();
+    let Some(open) = expression
+        .match_indices(['[', '('])
+        .map(|(at, _)| at)
+        .rfind(|at| closing(&expression[*at..]) == Some(expression.len() - at) && *at > 0)
+    else {
+        return false;
+    };
+    let (before, inside) = (&expression[..open], &expression[open + 1..expression.len() - 1]);
+    let is_number = |it: &&str| it.trim_start_matches('-').chars().all(|c| c.is_ascii_digit());
+    if expression.ends_with(')') {
+        return [".select", ".narrow"].iter().any(|name| before.ends_with(name));
+    }
+    let indices = parts(inside, ',');
+    is_chain(before)
+        && indices.iter().any(is_number)
+        && indices.iter().any(|it| it.contains(':') || *it == "...")
+}
+
 /// Whether an expression as a whole ends in such a method: `model(x).item()`.
 pub(super) fn leaves_all(expression: &str) -> bool {
     let expression = expression.trim();

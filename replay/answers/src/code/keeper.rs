@@ -1,0 +1,171 @@
+//! How a statement of the program keeps a value, and what to write in its place.
+
+use super::text::{assigned, is_chain, is_chain_of_one, is_word, parts};
+
+/// How the program keeps a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum How {
+    /// `kept.append(value)`, or another method that adds to a container.
+    Added,
+    /// `kept[key] = value`.
+    Entry,
+    /// `kept += value`.
+    Total,
+    /// `kept = torch.cat([kept, value])`.
+    Joined,
+    /// `[f(x) for x in ...]`.
+    Listed,
+    /// `@functools.lru_cache`.
+    Memoized,
+    /// `state = f(x, state)`: each value has a graph that refers to the one before.
+    Carried,
+    /// `self.kept = value`: the last one.
+    Attribute,
+    /// `errors.append(error)`, `future.set_exception(error)`: the traceback's frames refer to the value.
+    Exception,
+    /// `ctx.kept = result` in a function of autograd: the result's graph refers to the result.
+    Context,
+}
+
+impl How {
+    /// How much more likely it is to be what keeps many values than another: a container by key may hold one only.
+    pub(super) fn accumulates(self) -> bool {
+        !matches!(self, How::Entry | How::Attribute)
+    }
+}
+
+/// A statement that keeps a value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Keeper {
+    pub(crate) how: How,
+    pub(crate) file: String,
+    pub(crate) line: u32,
+    /// The statement.
+    pub(crate) text: String,
+    /// The part of it that is kept; empty where that is not one expression.
+    pub(crate) value: String,
+    /// It is in a function that a module calls beside its own code.
+    pub(crate) is_hook: bool,
+    /// Lines of other statements of that function that keep it as well.
+    pub(crate) more: Vec<u32>,
+    /// The value is no tensor, but several of them.
+    pub(crate) is_several: bool,
+    /// It is a part of a tensor, which refers to all of that.
+    pub(crate) is_view: bool,
+}
+
+/// Between a line and the statement that keeps what it makes.
+pub(crate) const KEPT_BY: &str = "; likely kept by ";
+
+impl Keeper {
+    /// Behind the line that requested the memory.
+    pub(crate) fn behind(&self) -> String {
+        format!("{KEPT_BY}`{}` ({})", self.text, self.place())
+    }
+
+    /// `train.py:31`.
+    pub(crate) fn place(&self) -> String {
+        super::place(&self.file, self.line)
+    }
+
+    /// The line of code to write in its place, in words. `has_graph`: what is kept is mostly the value's graph, and not the value.
+    pub(crate) fn instead(&self, has_graph: bool) -> String {
+        let at = self.place();
+        let more: Vec<String> = self.more.iter().map(u32::to_string).collect();
+        let more = if more.is_empty() { String::new() } else { format!("; the same at {}", more.join(", ")) };
+        match self.how {
+            How::Added | How::Entry | How::Total | How::Attribute => match self.with_less(has_graph) {
+                Some(statement) if self.is_view && statement.contains(".clone()") && !has_graph => {
+                    format!(
+                        "at {at}, write `{statement}`{more}: a part of a tensor refers to all of its memory"
+                    )
+                }
+                Some(statement) if statement.contains(".cpu()") => {
+                    format!("at {at}, write `{statement}`{more}, and move back what a later step uses")
+                }
+                Some(statement) => format!("at {at}, write `{statement}`{more}"),
+                None => format!("at {at}, keep only `.item()` or `.detach().cpu()` of each tensor{more}"),
+            },
+            How::Carried => match self.with_less(has_graph) {
+                Some(statement) => format!("at {at}, write `{statement}`"),
+                None => format!("detach what {at} passes to the next turn: `x = x.detach()`"),
+            },
+            How::Exception => {
+                let name = &self.value;
+                format!(
+                    "at {at}, keep `str({name})`, or `{name}.with_traceback(None)`: the traceback of an exception refers to its frames and their tensors"
+                )
+            }
+            How::Context => {
+                format!(
+                    "at {at}, write `ctx.save_for_backward({})`, and read `ctx.saved_tensors` in `backward`",
+                    self.value
+                )
+            }
+            How::Joined if has_graph => {
+                format!(
+                    "at {at}, join `.detach()`ed tensors, or run this under `torch.no_grad()`: each joined tensor has the graph of those before"
+                )
+            }
+            How::Joined => {
+                format!(
+                    "at {at}, collect the parts on the CPU and join them once, or write into one preallocated tensor"
+                )
+            }
+            How::Listed => format!("at {at}, let the list have `.item()` or `.detach().cpu()` of each"),
+            How::Memoized => {
+                format!(
+                    "at {at}, bound the cache (`maxsize=`), or let the function return tensors on the CPU"
+                )
+            }
+        }
+    }
+
+    /// The statement with a number, or a copy on the CPU, for the value.
+    pub(super) fn with_less(&self, has_graph: bool) -> Option<String> {
+        let whole = self.value.as_str();
+        // `kept += [value]`
+        let inner = whole
+            .strip_prefix('[')
+            .and_then(|it| it.strip_suffix(']'))
+            .filter(|it| parts(it, ',').len() == 1);
+        let value = inner.unwrap_or(whole);
+        // Several tensors have no one method.
+        let is_several = self.is_several
+            || ["dict(", "list(", "tuple("].iter().any(|it| value.starts_with(it))
+            || value.starts_with(['(', '[', '{']) && !is_chain_of_one(value);
+        let is_unpacked = self.how == How::Carried
+            && assigned(&self.text).is_some_and(|(target, ..)| parts(target, ',').len() > 1);
+        // A statement that is not shown whole is none to write.
+        if is_several || is_unpacked || self.text.ends_with(CUT) {
+            return None;
+        }
+        if value.is_empty() || value.contains('"') {
+            return None;
+        }
+        let is_whole = |at: usize| {
+            !self.text[..at].ends_with(is_word) && !self.text[at + value.len()..].starts_with(is_word)
+        };
+        let at = self.text.match_indices(value).map(|(at, _)| at).filter(|at| is_whole(*at)).last()?;
+        let (before, after) = (&self.text[..at], &self.text[at + value.len()..]);
+        let is_number = NUMBERS.iter().any(|name| value.to_ascii_lowercase().contains(name));
+        let less = match self.how {
+            _ if self.is_view && !has_graph => ".clone()",
+            How::Attribute if value.contains(".detach()") => ".cpu()",
+            How::Attribute | How::Carried => ".detach()",
+            How::Total if inner.is_none() => ".item()",
+            _ if is_number => ".item()",
+            _ if value.contains(".detach()") => ".cpu()",
+            // What a hook gets is large itself.
+            _ if has_graph && !self.is_hook => ".detach()",
+            _ => ".detach().cpu()",
+        };
+        let value = if is_chain(value) { value.to_owned() } else { format!("({value})") };
+        Some(format!("{before}{value}{less}{after}"))
+    }
+}
+
+/// Behind a statement that is not shown whole.
+pub(super) const CUT: &str = "...";
+/// In the names of what is a number.
+const NUMBERS: [&str; 6] = ["loss", "acc", "metric", "score", "error", "norm"];
