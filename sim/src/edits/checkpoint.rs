@@ -2,6 +2,7 @@
 
 use super::layers::{self, Stretch};
 use super::nodes::{Class, Nodes};
+use super::operations::Operations;
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, Chosen, Sure, Unfit};
 use crate::bytes::iec;
@@ -228,6 +229,7 @@ struct Layers<'p, 'a> {
     /// When the backward pass of each layer begins and ends.
     backward: Vec<(u64, u64)>,
     nodes: &'p Nodes,
+    operations: Operations,
     /// The tensors of the forward pass as they were recorded, and the index of the first.
     recorded: Vec<Tensor>,
     first: usize,
@@ -245,7 +247,9 @@ impl<'p, 'a> Layers<'p, 'a> {
         let backward = layers::backward_of(program, step, stretch);
         let forward = program.born_within(step.begin, step.passes[0].0);
         let (first, recorded) = (forward.start, program.tensors[forward].to_vec());
-        Layers { program, step, layers: &stretch.layers, backward, nodes, recorded, first, held: vec![] }
+        let operations = Operations::of(program, step, nodes);
+        let layers = &stretch.layers;
+        Layers { program, step, layers, backward, nodes, operations, recorded, first, held: vec![] }
     }
 
     /// Holds inputs on.
@@ -315,7 +319,8 @@ impl<'p, 'a> Layers<'p, 'a> {
                 }
                 continue;
             }
-            let freed = if is_saved(&tensor) { tensor.freed } else { begin + n + 1 };
+            let freed =
+                if is_saved(&tensor) { self.operations.released(tensor.freed) } else { begin + n + 1 };
             let is_made_again = tensor.freed != NEVER && tensor.purpose != Purpose::Workspace;
             if is_made_again {
                 copies.insert(index, tensor.within(at, freed.max(at + 1)));

@@ -59,11 +59,10 @@ pub(super) fn has_untrained(program: &Program<'_>) -> bool {
 /// # Errors
 /// The gradients of later steps are not to be found.
 pub(super) fn clear_gradients(program: &mut Program<'_>) -> Result<(), Unfit> {
-    let is_cleared = |step: &super::program::Step, program: &Program<'_>| {
-        step.gradients.iter().all(|index| program.tensors[*index].freed != NEVER)
-    };
     let first = program.steps[0].clone();
-    if is_cleared(&first, program) {
+    // Those that are kept may be freed with the model, before the program ends.
+    let next = program.steps.get(1).map_or(NEVER, |step| step.passes[0].1);
+    if first.gradients.iter().all(|index| program.tensors[*index].freed < next) {
         return Ok(());
     }
     // A later step's gradient is what was asked for at the same place, in the same turn.

@@ -16,6 +16,7 @@ mod layers;
 mod layout;
 mod nodes;
 mod offload;
+mod operations;
 mod optimizer;
 mod order;
 mod precision;
@@ -372,6 +373,15 @@ impl Edits {
                 "the recorded steps request different sizes: where the new optimizer's tensors lie among them decides what is reserved",
             );
         }
+        if self.accumulate.is_some() && !recorded.steps_are_equal() {
+            let percent = (100.0 * recorded.spread_of_steps()).ceil();
+            changes.note(
+                Sure::Range,
+                format!(
+                    "the peaks of the recorded steps differ by up to {percent} %, and other batches come together"
+                ),
+            );
+        }
     }
 
     /// Says where it is not known which parameters are trained.
@@ -392,6 +402,10 @@ impl Edits {
             Sure::Guess => ASSUMED,
         };
         let is_of_tensors = self.precision.is_some() || self.freeze.is_some() || self.lora.is_some();
+        if self.accumulate.is_some() && !recorded.steps_are_equal() {
+            let spread = recorded.spread_of_steps();
+            margins.widen(Margins::new(spread, spread));
+        }
         let is_of_passes = self.checkpoint.is_some()
             || self.set_to_none == Some(true)
             || self.offload == Some(Offload::Activations);

@@ -1,7 +1,8 @@
 //! Memory of the host in place of the GPU's.
 
 use super::holds::Holds;
-use super::nodes::{Class, Nodes, parts};
+use super::nodes::Nodes;
+use super::operations::Operations;
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{Changes, End, Sure, Unfit};
 
@@ -35,7 +36,7 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
             let operation = operations.at(it.freed);
             let back = operation.map_or(start, |at| operations.all[at].born);
             // What was brought back is a variable of the operation: it is freed when that returns.
-            let freed = operation.map_or(it.freed, |at| operations.all[at].returns.min(it.freed));
+            let freed = operations.released(it.freed);
             if let Some(at) = operation {
                 brought_back[at] = it.bytes.max(brought_back[at]);
             }
@@ -90,75 +91,6 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
         "at most, every tensor is transposed or channels_last, and put in order on the GPU before it leaves, and variables hold it until their function returns",
     );
     Ok(())
-}
-
-/// Operations of a backward pass that ask for memory, in their order.
-struct Operations {
-    all: Vec<Operation>,
-}
-
-struct Operation {
-    born: u64,
-    /// The next one begins.
-    over: u64,
-    /// It has returned, and what was brought back for it is freed, before the gradient of a vector is summed. Else never.
-    returns: u64,
-    /// Bytes of the largest gradient of a parameter, where it is a matrix product or convolution with one.
-    weight: u64,
-    /// Bytes of the gradient of its input.
-    input: Option<u64>,
-    /// It may keep its input.
-    keeps: bool,
-}
-
-impl Operations {
-    fn of(program: &Program<'_>, step: &Step, nodes: &Nodes) -> Operations {
-        let (start, last) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
-        let of_parameters = parts(program, step);
-        let own = program.born_within(start, last + 1);
-        let mut all: Vec<Operation> = vec![];
-        let mut number = 0;
-        for index in own {
-            let it = &program.tensors[index];
-            if it.node == 0 {
-                continue;
-            }
-            if it.node != number {
-                number = it.node;
-                if let Some(before) = all.last_mut() {
-                    before.over = it.born - 1;
-                }
-                let class = nodes.class(it.stack);
-                let over = last.max(start) + 1;
-                all.push(Operation {
-                    born: it.born,
-                    over,
-                    returns: NEVER,
-                    weight: 0,
-                    input: None,
-                    keeps: class != Class::Joins,
-                });
-            }
-            let Some(operation) = all.last_mut() else { continue };
-            if it.purpose == Purpose::Gradient || of_parameters.contains(&index) {
-                // The matrix's gradient comes first.
-                if operation.weight > it.bytes && nodes.adds_vector(it.stack) {
-                    operation.returns = it.born - 1;
-                }
-                if nodes.class(it.stack) == Class::Half {
-                    operation.weight = it.bytes.max(operation.weight);
-                }
-            } else {
-                operation.input = operation.input.or(Some(it.bytes));
-            }
-        }
-        Operations { all }
-    }
-
-    /// The operation that runs at a moment.
-    fn at(&self, moment: u64) -> Option<usize> {
-        self.all.partition_point(|it| it.born <= moment).checked_sub(1)
-    }
 }
 
 /// The optimizer's state and its update are on the CPU: the GPU has neither.

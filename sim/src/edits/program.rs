@@ -313,6 +313,31 @@ impl<'a> Program<'a> {
             .all(|(one, other)| sizes(one).eq(sizes(other)))
     }
 
+    /// By which part the peaks of the recorded steps differ, without the first, which makes the optimizer's state.
+    pub(super) fn spread_of_steps(&self) -> f64 {
+        let mut events: Vec<(u64, i64)> = (self.tensors.iter())
+            .flat_map(|it| [(it.born, it.bytes as i64), (it.freed, -(it.bytes as i64))])
+            .filter(|(at, _)| *at != NEVER)
+            .collect();
+        events.sort_unstable();
+        let mut peaks = vec![0_i64; self.steps.len()];
+        let (mut held, mut number) = (0_i64, 0);
+        for (at, bytes) in events {
+            held += bytes;
+            while self.steps.get(number).is_some_and(|step| step.end < at) {
+                number += 1;
+            }
+            match self.steps.get(number) {
+                Some(step) if step.begin <= at => peaks[number] = peaks[number].max(held),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        let later = || peaks.iter().skip(1).copied();
+        let (least, most) = (later().min().unwrap_or(0), later().max().unwrap_or(0));
+        (most - least) as f64 / most.max(1) as f64
+    }
+
     /// Whether a step has several backward passes.
     pub(super) fn accumulates(&self) -> bool {
         self.steps.iter().any(|step| step.passes.len() > 1)
