@@ -32,7 +32,7 @@ def run(program, text, limit, out):
 def asked(gputrace, trace, limit):
     command = [gputrace, "whatif", "--plan", "--limit", str(limit), "--json", trace]
     answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return answer["outcomes"], answer["plan"]["plan"]
+    return answer["outcomes"], answer["plan"]
 
 
 def text_of(outcome):
