@@ -46,6 +46,7 @@ pub(crate) const ATTACHES: &[Attach] = &[
     A { name: "it forks while it is recorded", program: "attach/words.c", before: "-", after: "the child runs as any", test: (LATE, "a_child_of_a_process_that_is_attached_to_runs_as_any_and_its_calls_are_not_the_parents") },
     // Whoever attaches.
     A { name: "the attacher is killed at any moment", program: "attach/words.c", before: "-", after: "as alone, and the next attaches", test: (LATE, "an_attacher_that_is_killed_at_any_moment_hurts_nobody_and_the_next_one_attaches") },
+    A { name: "the attacher is killed in the middle of a write", program: "attach/dies.c", before: "1.2 MiB stay forever", after: "the next attach takes them away", test: (LATE, "what_an_attacher_leaves_that_is_killed_while_it_writes_the_next_one_takes_away") },
     A { name: "two attach at once", program: "attach/words.c", before: "-", after: "one is told", test: (LATE, "of_two_that_attach_at_once_one_does_and_the_other_is_told") },
     A { name: "attach and detach again and again", program: "attach/words.c", before: "41 MB of addresses stay each time", after: "as after the first", test: (LATE, "rounds_of_attach_and_detach_leave_no_more_behind_than_the_first") },
     A { name: "another user holds the name or a lock of an attach", program: "python3", before: "attach refused for ever", after: "attached", test: (HOSTILE, "nobody_without_a_debuggers_rights_keeps_others_from_attaching") },
