@@ -57,6 +57,7 @@ pub(crate) const ATTACHES: &[Attach] = &[
     A { name: "a snapshot's trace is renamed away, a link has its name", program: "attach/evil.c moved", before: "root's trace is reported", after: "refused", test: (HOSTILE, "a_trace_whose_name_leads_elsewhere_in_the_end_is_not_reported") },
     A { name: "headers in memory that no linker makes", program: "python3", before: "ps aborts and lists nobody", after: "all are listed", test: (HOSTILE, "headers_in_a_hostile_processs_memory_keep_nobody_from_being_listed") },
     A { name: "memory that never answers (FUSE)", program: "attach/silent.c", before: "ps, attach and detach hang", after: "they end", test: (HOSTILE, "a_process_whose_memory_never_answers_keeps_no_command_from_ending") },
+    A { name: "mapped files are exchanged, sparse, or have tables of gigabytes", program: "attach/mapped.c", before: "stacks shows nothing, after 40 s", after: "all is shown", test: (HOSTILE, "files_that_a_hostile_process_has_mapped_neither_hold_up_nor_fill_whoever_reads_them") },
     A { name: "memory that stops answering during a snapshot (FUSE)", program: "attach/silent.c begins", before: "attach --snapshot hangs", after: "it ends", test: (HOSTILE, "a_process_whose_memory_never_answers_keeps_a_snapshot_that_has_begun_from_nothing_but_its_end") },
 ];
 
