@@ -4,7 +4,7 @@
 #![cfg(target_arch = "x86_64")]
 
 use std::fs::{self, File, Permissions};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -389,6 +389,23 @@ fn a_trace_whose_name_leads_elsewhere_in_the_end_is_not_reported() {
 }
 
 #[test]
+fn descriptors_that_nobody_comes_back_from_closing_keep_no_command_from_ending() {
+    let Some(ground) = Ground::new("closes") else { return };
+    let Some((silent, folder)) = silent(&ground, &["closes"]) else { return };
+    let pid = silent.pid();
+    let attach: &[&str] = &["attach", "--timeout", "0", &pid];
+    let answers = answers(ground, &[&["ps"], attach, &["ps"], attach, &["detach", "--timeout", "0", &pid]]);
+    let _ = fs::remove_dir(folder.trim());
+    drop(silent);
+    assert_eq!(answers.len(), 5, "one waits for ever: {answers:?}");
+    for (code, said) in [&answers[0], &answers[2]] {
+        let is_listed = said.lines().any(|line| line.split_whitespace().next() == Some(&pid));
+        assert!(*code == Some(0) && is_listed, "{said}");
+    }
+    assert!([1, 3, 4].iter().all(|at| answers[*at].0 == Some(2)), "{answers:?}");
+}
+
+#[test]
 fn files_that_a_hostile_process_has_mapped_neither_hold_up_nor_fill_whoever_reads_them() {
     let Some(ground) = Ground::new("mapped") else { return };
     let (program, folder) = (ground.compile("mapped"), ground.folder.path());
@@ -415,5 +432,27 @@ fn files_that_a_hostile_process_has_mapped_neither_hold_up_nor_fill_whoever_read
         let trace = Trace::open(&trace).expect("a trace");
         assert!(trace.is_complete() && !format!("{:?}", trace.process()).contains(SECRET.trim()), "{mode}");
         ground.check(mode, &said);
+    }
+}
+
+#[test]
+fn sockets_of_a_hostile_process_are_as_they_were_and_all_of_its_threads_wait_on() {
+    let Some(ground) = Ground::new("sockets") else { return };
+    let (program, folder) = (ground.compile("sockets"), ground.folder.path());
+    for mode in ["waits", "turns", "storm"] {
+        let (hostile, mut said) = Hostile::begin(PLAIN, &program, folder, &[mode]).expect("it can");
+        let pid = hostile.pid();
+        for round in 0..2 {
+            let trace = folder.join(format!("{mode}.{round}.gtr")).display().to_string();
+            let (code, said) = ground.gputrace(&["attach", "--timeout", "2", "-o", &trace, &pid]);
+            // None of its waiting threads may be stopped. Those that run may, where there are any.
+            let is_told = code == Some(2) && said.contains("gputrace: ");
+            assert!(is_told || (code == Some(0) && mode != "waits"), "{mode}: {code:?} {said}");
+            ground.gputrace(&["detach", "--timeout", "2", &pid]);
+        }
+        assert!(Command::new("kill").args(["-USR1", &pid]).status().expect("kill").success());
+        let mut end = String::new();
+        said.read_to_string(&mut end).expect("text");
+        assert_eq!(end, "as it was\n", "{mode}");
     }
 }
