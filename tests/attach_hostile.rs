@@ -1,15 +1,17 @@
 //! Root attaches to hostile processes of another user, and lists them: nothing of root's is opened, read or changed, and the others are
-//! listed all the same. What each of these processes does, `attach/evil.c` and `attach/silent.c` say. Who is not root skips them.
+//! listed all the same. What each of these processes does, `evil.c`, `silent.c`, `mapped.c` and `sockets.c` of `attach/` say. Who is not
+//! root skips them.
 #![cfg(target_arch = "x86_64")]
 
 use std::fs::{self, File, Permissions};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use gputrace_schemas::reader::Trace;
 use gputrace_skip::skip;
 use gputrace_tests::patience::{SECONDS, is_hang};
 use gputrace_tests::recorded::{self, Folder};
@@ -18,6 +20,9 @@ use gputrace_tests::recorded::{self, Folder};
 const PYTHON: &str = "/usr/bin/python3";
 /// Root's file, which the attacker must not be able to read or change.
 const SECRET: &str = "root's own\n";
+
+/// What a program ends with where the machine forbids what it needs.
+const CANNOT: i32 = 77;
 
 /// A process of user 65534, which ends with this.
 struct Hostile(Child);
@@ -30,15 +35,28 @@ impl Hostile {
     }
 
     fn start_as(rights: &[&str], program: &Path, folder: &Path, arguments: &[&str]) -> Hostile {
+        Hostile::begin(rights, program, folder, arguments).expect("it can").0
+    }
+
+    /// `None` where it cannot be what it is told to be; with what it says after its first line.
+    fn begin(
+        rights: &[&str],
+        program: &Path,
+        folder: &Path,
+        arguments: &[&str],
+    ) -> Option<(Hostile, BufReader<ChildStdout>)> {
         let mut command = Command::new("setpriv");
         command.args(rights).arg(program).args(arguments);
         command.env("LD_LIBRARY_PATH", folder).current_dir(folder);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("setpriv");
         let mut line = String::new();
-        let said = child.stdout.take().expect("its output");
-        BufReader::new(said).read_line(&mut line).expect("a line");
+        let mut said = BufReader::new(child.stdout.take().expect("its output"));
+        said.read_line(&mut line).expect("a line");
+        if line.is_empty() && child.wait().expect("its end").code() == Some(CANNOT) {
+            return None;
+        }
         assert_eq!(line, "ready\n");
-        Hostile(child)
+        Some((Hostile(child), said))
     }
 
     fn pid(&self) -> String {
@@ -70,21 +88,30 @@ impl Ground {
         let folder = Folder::new(&std::env::temp_dir(), &format!("gputrace-hostile-{name}"));
         let driver = fake_cuda::library_dir().join("libcuda.so.1");
         fs::copy(&driver, folder.path().join("libcuda.so.1")).expect("a copy");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("attach/evil.c");
-        let mut compiler = Command::new("cc");
-        compiler.args(["-O1", "-D_GNU_SOURCE", "-pthread", "-o"]).arg(folder.path().join("evil"));
-        // A program with more rights than its user is told no folders by its user.
-        compiler.arg(format!("-Wl,-rpath,{}", folder.path().display()));
-        assert!(compiler.arg(source).arg(driver).status().expect("a compiler").success());
+        fs::set_permissions(folder.path().join("libcuda.so.1"), Permissions::from_mode(0o755)).expect("ours");
         fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).expect("ours");
         fs::set_permissions(outer.path(), Permissions::from_mode(0o755)).expect("ours");
         let ground = Ground { folder, outer };
         fs::write(ground.victim(), SECRET).expect("writable");
         fs::set_permissions(ground.victim(), Permissions::from_mode(0o600)).expect("ours");
+        ground.compile("evil");
         Some(ground)
     }
 
-    fn victim(&self) -> std::path::PathBuf {
+    /// A program of `attach/`, linked to the driver.
+    fn compile(&self, name: &str) -> PathBuf {
+        let folder = self.folder.path();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("attach").join(format!("{name}.c"));
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O1", "-D_GNU_SOURCE", "-pthread", "-o"]).arg(folder.join(name));
+        // A program with more rights than its user is told no folders by its user.
+        compiler.arg(format!("-Wl,-rpath,{}", folder.display()));
+        compiler.arg(source).arg(folder.join("libcuda.so.1"));
+        assert!(compiler.status().expect("a compiler").success());
+        folder.join(name)
+    }
+
+    fn victim(&self) -> PathBuf {
         self.outer.path().join("victim.gtr")
     }
 
@@ -107,7 +134,9 @@ impl Ground {
     }
 
     fn gputrace_with(&self, library: Option<&Path>, arguments: &[&str]) -> (Option<i32>, String) {
-        let mut command = Command::new(recorded::built().join("gputrace"));
+        // Of the memory that it asks for itself, which no answer needs as much of.
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--data={}", 1 << 30)).arg(recorded::built().join("gputrace"));
         command.envs(library.map(|library| ("GPUTRACE_LIBRARY", library)));
         let output = command.args(arguments).current_dir(self.outer.path()).output().expect("it runs");
         let said = [output.stdout, output.stderr].concat();
@@ -215,11 +244,7 @@ fn nobody_without_a_debuggers_rights_keeps_others_from_attaching() {
 
 /// A process whose memory never answers, and a folder that is to be removed after it; `None` where there cannot be one.
 fn silent(ground: &Ground, modes: &[&str]) -> Option<(Hostile, String)> {
-    let program = ground.folder.path().join("silent");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("attach/silent.c");
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "-D_GNU_SOURCE", "-pthread", "-o"]).arg(&program).arg(source);
-    assert!(compiler.status().expect("a compiler").success());
+    let program = ground.compile("silent");
     let mut silent = Command::new(&program);
     silent.args(modes).current_dir(ground.folder.path());
     let mut silent = silent.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
@@ -227,7 +252,7 @@ fn silent(ground: &Ground, modes: &[&str]) -> Option<(Hostile, String)> {
     BufReader::new(silent.stdout.take().expect("its output")).read_line(&mut folder).expect("a line");
     if folder.is_empty() {
         let status = silent.wait().expect("it ends");
-        assert_eq!(status.code(), Some(77));
+        assert_eq!(status.code(), Some(CANNOT));
         skip("a process whose memory never answers", "no FUSE mount can be made here");
         return None;
     }
@@ -361,4 +386,73 @@ fn a_trace_whose_name_leads_elsewhere_in_the_end_is_not_reported() {
     let hostile = ground.start("moved");
     let (code, said) = ground.gputrace(&["attach", "--snapshot", "--timeout", SECONDS, &hostile.pid()]);
     assert!(code == Some(2) && said.contains("own.gtr, which is another file here"), "{code:?} {said}");
+}
+
+#[test]
+fn descriptors_that_nobody_comes_back_from_closing_keep_no_command_from_ending() {
+    let Some(ground) = Ground::new("closes") else { return };
+    let Some((silent, folder)) = silent(&ground, &["closes"]) else { return };
+    let pid = silent.pid();
+    let attach: &[&str] = &["attach", "--timeout", "0", &pid];
+    let answers = answers(ground, &[&["ps"], attach, &["ps"], attach, &["detach", "--timeout", "0", &pid]]);
+    let _ = fs::remove_dir(folder.trim());
+    drop(silent);
+    assert_eq!(answers.len(), 5, "one waits for ever: {answers:?}");
+    for (code, said) in [&answers[0], &answers[2]] {
+        let is_listed = said.lines().any(|line| line.split_whitespace().next() == Some(&pid));
+        assert!(*code == Some(0) && is_listed, "{said}");
+    }
+    assert!([1, 3, 4].iter().all(|at| answers[*at].0 == Some(2)), "{answers:?}");
+}
+
+#[test]
+fn files_that_a_hostile_process_has_mapped_neither_hold_up_nor_fill_whoever_reads_them() {
+    let Some(ground) = Ground::new("mapped") else { return };
+    let (program, folder) = (ground.compile("mapped"), ground.folder.path());
+    let victim = ground.victim().display().to_string();
+    for mode in ["fifo", "folder", "device", "secret", "turns", "sparse", "symbols", "frames", "version"] {
+        let Some((hostile, _)) = Hostile::begin(PLAIN, &program, folder, &[mode, &victim]) else {
+            skip("mounts of a hostile process", "no user may have a namespace of mounts here");
+            continue;
+        };
+        let pid = hostile.pid();
+        let (code, said) = ground.gputrace(&["stacks", "--all", &pid]);
+        let library = if mode == "version" { "(libc10.so)" } else { "(libmapped.so)" };
+        // All that it has is shown, and of the library what its tables can be believed.
+        let is_shown = code == Some(0) && ["__libc_start_main", library].iter().all(|it| said.contains(it));
+        assert!(is_shown && !said.contains(SECRET.trim()), "{mode}: {code:?} {said}");
+        let (code, said) = ground.gputrace(&["ps"]);
+        let is_listed = said.lines().any(|line| line.split_whitespace().next() == Some(&pid));
+        assert!(code == Some(0) && is_listed, "{mode}: {said}");
+        let trace = folder.join(format!("{mode}.gtr")).display().to_string();
+        let (code, said) = ground.gputrace(&["attach", "--timeout", SECONDS, "-o", &trace, &pid]);
+        assert_eq!(code, Some(0), "{mode}: {said}");
+        let (code, said) = ground.gputrace(&["detach", "--timeout", SECONDS, &pid]);
+        assert_eq!(code, Some(0), "{mode}: {said}");
+        let trace = Trace::open(&trace).expect("a trace");
+        assert!(trace.is_complete() && !format!("{:?}", trace.process()).contains(SECRET.trim()), "{mode}");
+        ground.check(mode, &said);
+    }
+}
+
+#[test]
+fn sockets_of_a_hostile_process_are_as_they_were_and_all_of_its_threads_wait_on() {
+    let Some(ground) = Ground::new("sockets") else { return };
+    let (program, folder) = (ground.compile("sockets"), ground.folder.path());
+    for mode in ["waits", "turns", "storm"] {
+        let (hostile, mut said) = Hostile::begin(PLAIN, &program, folder, &[mode]).expect("it can");
+        let pid = hostile.pid();
+        for round in 0..2 {
+            let trace = folder.join(format!("{mode}.{round}.gtr")).display().to_string();
+            let (code, said) = ground.gputrace(&["attach", "--timeout", "2", "-o", &trace, &pid]);
+            // None of its waiting threads may be stopped. Those that run may, where there are any.
+            let is_told = code == Some(2) && said.contains("gputrace: ");
+            assert!(is_told || (code == Some(0) && mode != "waits"), "{mode}: {code:?} {said}");
+            ground.gputrace(&["detach", "--timeout", "2", &pid]);
+        }
+        assert!(Command::new("kill").args(["-USR1", &pid]).status().expect("kill").success());
+        let mut end = String::new();
+        said.read_to_string(&mut end).expect("text");
+        assert_eq!(end, "as it was\n", "{mode}");
+    }
 }

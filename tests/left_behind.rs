@@ -7,8 +7,10 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use gputrace_skip::skip;
+use gputrace_tests::patience::is_hang;
 use gputrace_tests::recorded::{self, Folder};
 use serde_json::Value;
 
@@ -250,4 +252,79 @@ exec 7>&-
         assert!(said(words).contains(why), "{words}: {}", said(words));
     }
     assert!(shown.ends_with("nothing was removed\nthe file: root's own\n"), "{shown}");
+}
+
+/// Twenty traces of another user that hold every lock there is, one with a lease, and one of ours, of which a reader holds what it can.
+const LOCKED: &str = r#"
+as() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
+as true || { echo cannot; exit 0; }
+chmod 755 /tmp && mkdir -m 1777 /tmp/shared && cd /tmp/shared
+cp "$GOLDEN" ours.gtr && chmod 644 ours.gtr
+cat >/tmp/holder <<'PROGRAM'
+import fcntl, os, struct, sys
+def lock(path, how, command, kind):
+    file = open(path, how)
+    try: fcntl.fcntl(file, command, struct.pack('hhqqi4x', kind, 0, 0, 0, 0)) if command else fcntl.flock(file, kind)
+    except OSError: pass
+    return file
+golden, own = open(sys.argv[1], 'rb').read(), 37  # F_OFD_SETLK
+held = []
+for n in range(20):
+    open(f'{n}.gtr', 'xb').write(golden)
+    held.append(lock(f'{n}.gtr', 'r+b', own, fcntl.F_WRLCK))
+    held.append(lock(f'{n}.gtr', 'r+b', None, fcntl.LOCK_EX))
+open('posix.gtr', 'xb').write(golden)
+held.append(lock('posix.gtr', 'r+b', fcntl.F_SETLK, fcntl.F_WRLCK))
+open('lease.gtr', 'xb').write(golden)
+leased = open('lease.gtr', 'rb')
+fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+for command, kind in [(None, fcntl.LOCK_EX), (own, fcntl.F_RDLCK), (own, fcntl.F_WRLCK), (fcntl.F_SETLK, fcntl.F_RDLCK), (fcntl.F_SETLK, fcntl.F_WRLCK)]:
+    held.append(lock('ours.gtr', 'rb', command, kind))
+try: fcntl.fcntl(held[-1], fcntl.F_SETLEASE, fcntl.F_RDLCK)
+except OSError: pass
+open('ready', 'w').close(); sys.stdin.read()
+PROGRAM
+mkfifo /tmp/end && exec 7<>/tmp/end
+(exec 7>&-; as /usr/bin/python3 /tmp/holder "$GOLDEN") </tmp/end &
+while ! [ -e ready ]; do sleep 0.05; done
+"#;
+
+#[test]
+fn locks_of_another_user_hold_up_no_verb_for_longer_than_one_bound_and_no_trace_that_they_can_only_read() {
+    let folder = folder("locked");
+    // Of a process that ran here and has ended: only the recorder of such a one is waited for.
+    let script = format!(
+        r#"printf 'alloc 5000000\nquit\n' | $GPUTRACE record -q -o /tmp/golden.gtr -- python3 "${{HELD##* }}" >/dev/null
+chmod 644 /tmp/golden.gtr; GOLDEN=/tmp/golden.gtr
+{LOCKED}
+set +e
+for words in "report ours.gtr" "top --once ours.gtr" "report 0.gtr" "ranks ." "top --once ." ps; do
+    began=$(date +%s); echo "== $words"; $GPUTRACE $words 2>&1; echo "status $?"; echo "took $(($(date +%s) - began))"
+done
+exec 7>&-; wait
+echo "== end"; $GPUTRACE ranks . 2>&1; echo "status $?"
+"#
+    );
+    let Some(shown) = alone(&folder, "1g", &script) else { return };
+    if shown.starts_with("cannot") {
+        return skip("locks of another user", "setpriv cannot become one here");
+    }
+    let said = |words: &str| {
+        let (_, rest) =
+            shown.split_once(&format!("== {words}\n")).unwrap_or_else(|| panic!("{words}: {shown}"));
+        rest.split("\n== ").next().unwrap_or_default().to_owned()
+    };
+    let waits = "is still being written";
+    for words in ["report ours.gtr", "report 0.gtr", "ranks .", "top --once .", "ps"] {
+        let seconds = said(words).rsplit_once("took ").and_then(|(_, n)| n.trim().parse().ok());
+        let took = Duration::from_secs(seconds.unwrap_or_else(|| panic!("{words}: {shown}")));
+        // One bound of 10 s for all; twenty of them are 200 s.
+        let began = Instant::now().checked_sub(took).expect("the machine runs for longer");
+        assert!(!is_hang(began, Duration::from_secs(100)), "{words} took {took:?}: {shown}");
+        assert!(!said(words).contains("ours.gtr is still"), "{words}: {}", said(words));
+    }
+    assert!(!said("report ours.gtr").contains(waits) && !said("ps").contains(waits), "{shown}");
+    assert_eq!(said("report 0.gtr").matches(waits).count(), 1, "{shown}");
+    assert_eq!(said("ranks .").matches(waits).count(), 21, "{shown}");
+    assert!(!said("end").contains(waits), "{shown}");
 }

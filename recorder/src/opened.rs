@@ -385,6 +385,12 @@ impl Descriptors {
         Ok(named.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
     }
 
+    /// What the link of this one says.
+    pub(crate) fn path(&self, number: u32) -> Option<String> {
+        let to = fs::read_link(self.folder().join(number.to_string())).ok()?;
+        Some(to.to_string_lossy().into_owned())
+    }
+
     /// A copy of this one, whatever it is: by pidfd_getfd(2) (Linux 5.6), for which the kernel asks for a debugger's rights.
     /// Else by its link, as a name of the file.
     ///

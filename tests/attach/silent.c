@@ -1,12 +1,16 @@
-/* A process of user 65534 whose memory lies in a file system that never answers: silent [MODE]. With a MODE, it has a control page that
- * answers as a library does that was brought in, until its recording is to end. It maps files called as the driver and the C library
- * are, from a FUSE mount that root makes for it, as fusermount (set-user-ID) does for everybody. Whoever reads this memory waits in the
- * kernel, and cannot be killed before this process ends. Status 77: there can be no such mount here. */
+/* A process of user 65534 whose memory lies in a file system that never answers: silent [MODE]. It maps files called as the driver and the C
+ * library are, from a FUSE mount that root makes for it, as fusermount (set-user-ID) does for everybody. Whoever reads this memory waits in
+ * the kernel, and cannot be killed before this process ends. Status 77: there can be no such mount here.
+ *
+ *   begins  it has a control page that answers as a library does that was brought in, until its recording is to end
+ *   closes  only descriptors lead to that file system: those of sockets on which threads wait, and of a control page, do so in turn, and nobody
+ *           else who closes a copy of one comes back from that before this process ends */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,11 +18,21 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { USER = 65534, LENGTH = 1 << 16 };
-static int device;
+enum { USER = 65534, LENGTH = 1 << 16, AT = 300, TURNS = 128 };
+static int device, silent;
+/* The process that closes descriptors, where another one serves: it would wait for itself when it is killed. */
+static pid_t closer;
+
+static int is_closers(uint32_t thread)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%u", closer, thread);
+    return !access(path, F_OK);
+}
 
 static void answer(uint64_t unique, int error, const void *data, size_t bytes)
 {
@@ -71,6 +85,10 @@ static void *serve(void *unused)
             answer(header->unique, 0, &opened, sizeof opened);
             break;
         }
+        case FUSE_FLUSH:
+            if (!closer) answer(header->unique, -ENOSYS, "", 0);
+            else if (is_closers(header->pid)) answer(header->unique, 0, "", 0);
+            break;
         case FUSE_READ:
         case FUSE_INTERRUPT:
         case FUSE_FORGET:
@@ -107,6 +125,26 @@ static void *begin(void *unused)
     return NULL;
 }
 
+/* A page, and sockets, that are a file of the mount every other moment. */
+static void *turn(void *unused)
+{
+    int page = memfd_create("gputrace-control", 0), pair[2];
+    (void)unused;
+    if (page < 0 || fchmod(page, 0600) || ftruncate(page, 4096) || socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) exit(1);
+    for (;;) {
+        for (int at = 0; at < TURNS; at++) dup3(at ? page : pair[0], AT + at, O_CLOEXEC);
+        for (int at = 0; at < TURNS; at++) dup3(silent, AT + at, O_CLOEXEC);
+    }
+    return NULL;
+}
+
+static void *waits(void *unused)
+{
+    char byte;
+    while (recv(AT, &byte, 1, 0) < 0) {}
+    return unused;
+}
+
 int main(int argc, char **argv)
 {
     static const char *const names[] = {"libcuda.so.1", "libc.so.6"};
@@ -121,18 +159,36 @@ int main(int argc, char **argv)
         return 77;
     }
     if (setgid(USER) || setuid(USER) || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)) return 1;
-    if (pthread_create(&thread, NULL, serve, NULL)) return 1;
+    int closes = argc > 1 && !strcmp(argv[1], "closes");
+    if (closes) {
+        pid_t own = getpid();
+        if (fork() == 0) {
+            closer = own;
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            serve(NULL);
+            _exit(0);
+        }
+        close(device);
+    } else if (pthread_create(&thread, NULL, serve, NULL)) {
+        return 1;
+    }
     for (int at = 0; at < 2; at++) {
         char path[128];
         void *place = (void *)(0x10000000L + at * 0x1000000L);
         snprintf(path, sizeof path, "%s/%s", folder, names[at]);
         int file = open(path, O_RDONLY);
+        if (closes && file >= 0) {
+            /* Its memory answers: the driver is a file of this folder, and the C library its own. */
+            silent = file;
+            file = open(names[0], O_RDONLY);
+            if (at) break;
+        }
         if (file < 0 || mmap(place, LENGTH, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED, file, 0) != place) return 1;
         /* While there is somebody to answer it. */
         close(file);
     }
-    (void)argv;
-    if (argc > 1 && pthread_create(&thread, NULL, begin, NULL)) return 1;
+    if (closes && (pthread_create(&thread, NULL, turn, NULL) || pthread_create(&thread, NULL, waits, NULL))) return 1;
+    if (argc > 1 && !closes && pthread_create(&thread, NULL, begin, NULL)) return 1;
     /* Only here it is mounted: outside it is an empty folder, which whoever started us removes. */
     printf("%s\n", folder);
     fflush(stdout);

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <linux/aio_abi.h>
 #include <linux/futex.h>
+#include <linux/io_uring.h>
 #include <poll.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -50,6 +51,26 @@ static long receive_message(void)
     struct iovec part = {&byte, 1};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     return recvmsg(own_end, &message, 0);
+}
+static long receive_messages(void)
+{
+    char bytes[2];
+    struct iovec parts[2] = {{&bytes[0], 1}, {&bytes[1], 1}};
+    struct mmsghdr messages[2] = {{.msg_hdr = {.msg_iov = &parts[0], .msg_iovlen = 1}}, {.msg_hdr = {.msg_iov = &parts[1], .msg_iovlen = 1}}};
+    return recvmmsg(own_end, messages, 2, 0, NULL);
+}
+/* Of a ring without a request: nothing completes before the time is over. As linux/io_uring.h has it since Linux 5.11; status 77: not here. */
+static long enter_ring(void)
+{
+    enum { FEAT_EXT_ARG = 1 << 8, ENTER_EXT_ARG = 1 << 3 };
+    static int ring = -1;
+    struct { uint64_t mask, n, time; } until = {.time = (uint64_t)(uintptr_t)&time_of_wait};
+    if (ring < 0) {
+        struct io_uring_params parameters = {0};
+        ring = (int)syscall(SYS_io_uring_setup, 4, &parameters);
+        if (ring < 0 || !(parameters.features & FEAT_EXT_ARG)) exit(77);
+    }
+    return syscall(SYS_io_uring_enter, ring, 0, 1, IORING_ENTER_GETEVENTS | ENTER_EXT_ARG, &until, sizeof until);
 }
 static long receive_all(void)
 {
@@ -155,6 +176,8 @@ static const struct { const char *name; long (*call)(void); long answer; int err
     {"recv", receive, -1, EAGAIN, 1, 0},
     {"read", read_socket, -1, EAGAIN, 1, 0},
     {"recvmsg", receive_message, -1, EAGAIN, 1, 0},
+    {"recvmmsg", receive_messages, -1, EAGAIN, 1, 0},
+    {"io_uring_enter", enter_ring, -1, ETIME, 0, 0},
     {"waitall", receive_all, 2, 0, 0, 0},
     {"write_slowly", write_slowly, 1 << 20, 0, 0, 1},
     {"write_fast", write_fast, 1 << 20, 0, 0, 1},

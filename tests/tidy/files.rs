@@ -16,7 +16,7 @@ const FILES: [(&str, usize, Writes, &str); 37] = [
     ),
     (
         "recorder/src/arch/x86_64/inject/threads.rs",
-        3,
+        4,
         Writes::No,
         "short texts of the kernel's in /proc/PID/task",
     ),

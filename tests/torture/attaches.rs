@@ -42,10 +42,11 @@ pub(crate) const ATTACHES: &[Attach] = &[
     A { name: "a thread's number passes to a process of another user", program: "cat", before: "a thread of that process stands still", after: "left alone", test: (THREADS, "a_thread_whose_number_is_another_processs_by_now_is_not_interrupted") },
     A { name: "stopped, filtered, or without the driver", program: "attach/words.c", before: "-", after: "refused with the reason", test: (LATE, "who_cannot_be_given_the_library_is_told_why_and_is_left_alone") },
     A { name: "no addresses to spare (ulimit -v)", program: "attach/words.c", before: "800 calls of the program fail", after: "refused, nothing done", test: (LATE, "of_a_process_without_addresses_to_spare_nothing_is_asked") },
-    A { name: "threads that wait in 16 calls", program: "attach/waits.c", before: "recv returns a part, others EINTR", after: "each ends as alone", test: (WAITS, "no_call_that_waits_ends_otherwise_or_later_because_somebody_attached") },
+    A { name: "threads that wait in 18 calls", program: "attach/waits.c", before: "recv returns a part, others EINTR", after: "each ends as alone", test: (WAITS, "no_call_that_waits_ends_otherwise_or_later_because_somebody_attached") },
     A { name: "it forks while it is recorded", program: "attach/words.c", before: "-", after: "the child runs as any", test: (LATE, "a_child_of_a_process_that_is_attached_to_runs_as_any_and_its_calls_are_not_the_parents") },
     // Whoever attaches.
     A { name: "the attacher is killed at any moment", program: "attach/words.c", before: "-", after: "as alone, and the next attaches", test: (LATE, "an_attacher_that_is_killed_at_any_moment_hurts_nobody_and_the_next_one_attaches") },
+    A { name: "the attacher is killed in the middle of a write", program: "attach/dies.c", before: "1.2 MiB stay forever", after: "the next attach takes them away", test: (LATE, "what_an_attacher_leaves_that_is_killed_while_it_writes_the_next_one_takes_away") },
     A { name: "two attach at once", program: "attach/words.c", before: "-", after: "one is told", test: (LATE, "of_two_that_attach_at_once_one_does_and_the_other_is_told") },
     A { name: "attach and detach again and again", program: "attach/words.c", before: "41 MB of addresses stay each time", after: "as after the first", test: (LATE, "rounds_of_attach_and_detach_leave_no_more_behind_than_the_first") },
     A { name: "another user holds the name or a lock of an attach", program: "python3", before: "attach refused for ever", after: "attached", test: (HOSTILE, "nobody_without_a_debuggers_rights_keeps_others_from_attaching") },
@@ -56,6 +57,9 @@ pub(crate) const ATTACHES: &[Attach] = &[
     A { name: "a snapshot's trace is renamed away, a link has its name", program: "attach/evil.c moved", before: "root's trace is reported", after: "refused", test: (HOSTILE, "a_trace_whose_name_leads_elsewhere_in_the_end_is_not_reported") },
     A { name: "headers in memory that no linker makes", program: "python3", before: "ps aborts and lists nobody", after: "all are listed", test: (HOSTILE, "headers_in_a_hostile_processs_memory_keep_nobody_from_being_listed") },
     A { name: "memory that never answers (FUSE)", program: "attach/silent.c", before: "ps, attach and detach hang", after: "they end", test: (HOSTILE, "a_process_whose_memory_never_answers_keeps_no_command_from_ending") },
+    A { name: "descriptors whose close never answers (FUSE)", program: "attach/silent.c closes", before: "-", after: "ps, attach and detach end", test: (HOSTILE, "descriptors_that_nobody_comes_back_from_closing_keep_no_command_from_ending") },
+    A { name: "mapped files are exchanged, sparse, or have tables of gigabytes", program: "attach/mapped.c", before: "stacks shows nothing, after 40 s", after: "all is shown", test: (HOSTILE, "files_that_a_hostile_process_has_mapped_neither_hold_up_nor_fill_whoever_reads_them") },
+    A { name: "sockets are exchanged, sent around, or waited on for ages", program: "attach/sockets.c", before: "-", after: "as it was", test: (HOSTILE, "sockets_of_a_hostile_process_are_as_they_were_and_all_of_its_threads_wait_on") },
     A { name: "memory that stops answering during a snapshot (FUSE)", program: "attach/silent.c begins", before: "attach --snapshot hangs", after: "it ends", test: (HOSTILE, "a_process_whose_memory_never_answers_keeps_a_snapshot_that_has_begun_from_nothing_but_its_end") },
 ];
 

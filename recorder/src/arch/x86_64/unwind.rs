@@ -24,6 +24,10 @@ const MOST_STEPS: u32 = 256;
 /// Most instructions of an expression's evaluation, and how often it may ask for something.
 const MOST_QUESTIONS: u32 = 64;
 
+/// Bytes of table entries that are followed for all threads of a process, at most. Real entries have some 60, and a frame needs one: 256
+/// frames of 1,024 threads have 16 MiB.
+const MOST_ENTRIES: usize = 128 << 20;
+
 /// Numbers of registers in DWARF (System V ABI, AMD64, figure 3.36).
 pub(crate) const RBX: usize = 3;
 pub(crate) const RBP: usize = 6;
@@ -59,6 +63,8 @@ pub(crate) struct Unwinder<'a> {
     vdso: Option<(Range<u64>, Vec<u8>)>,
     tables: HashMap<usize, Option<Tables>>,
     context: UnwindContext<usize>,
+    /// Bytes of entries that may still be followed.
+    left: usize,
 }
 
 enum Bytes {
@@ -96,7 +102,8 @@ impl<'a> Unwinder<'a> {
         space: &'a AddressSpace,
         vdso: Option<(Range<u64>, Vec<u8>)>,
     ) -> Unwinder<'a> {
-        Unwinder { target, space, vdso, tables: HashMap::new(), context: UnwindContext::new() }
+        let (tables, context) = (HashMap::new(), UnwindContext::new());
+        Unwinder { target, space, vdso, tables, context, left: MOST_ENTRIES }
     }
 
     /// Addresses of the frames, innermost first: each is one byte behind an instruction of the call, as a return address is.
@@ -147,6 +154,11 @@ impl<'a> Unwinder<'a> {
         let address = address.wrapping_sub(tables.bias);
         let entry = index.table()?.fde_for_address(&frames, &tables.bases, address, EhFrame::cie_from_offset);
         let entry = entry.ok()?;
+        let Some(left) = self.left.checked_sub(entry.entry_len().saturating_add(entry.cie().entry_len()))
+        else {
+            return Some(Err(End::Damaged));
+        };
+        self.left = left;
         let encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 4 };
         let row = entry.unwind_info_for_address(&frames, &tables.bases, &mut self.context, address).ok()?;
         let look = Look { moment, registers, frames: &frames, encoding };

@@ -14,7 +14,7 @@ pub(super) struct Map {
 
 /// All of them, by address.
 #[derive(Clone, Debug)]
-pub(super) struct Maps(Vec<Map>);
+pub(super) struct Maps(pub(super) Vec<Map>);
 
 impl Map {
     pub(super) fn is_code(&self) -> bool {

@@ -15,6 +15,7 @@
 
 mod chain;
 mod image;
+mod left;
 mod library;
 mod maps;
 mod threads;
@@ -22,10 +23,11 @@ mod waits;
 
 use super::ptrace::{apart, first_code, given};
 use crate::attach::Refusal;
-use crate::opened::{self, Access, Descriptors, Expected, Taken, users_of};
+use crate::opened::{self, Descriptors, Expected, users_of};
 use chain::{Argument, Pieces, Step};
 use gputrace_ring::late;
 use image::Image;
+use left::Owned;
 use maps::Maps;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -39,10 +41,6 @@ use std::time::{Duration, Instant};
 use threads::{Chosen, Found, Ground, Sorted};
 
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// A file that was made so long ago, and of which nothing came, is nobody's: its attacher was killed.
-const LEFT: Duration = Duration::from_secs(15);
-/// So many are closed at once: a chain of calls takes room on a stack.
-const MOST_LEFT: usize = 8;
 const PAGE: u64 = 4096;
 /// Bytes of a `pthread_attr_t` and more (bits/pthreadtypes-arch.h: 56).
 const ATTRIBUTES: usize = 128;
@@ -97,6 +95,8 @@ pub(crate) struct Late {
 pub(crate) struct Begun {
     file: File,
     at: u64,
+    /// Until here the file is ours: from then on the thread needs it, and closes it.
+    _owned: Owned,
 }
 
 /// What it says.
@@ -193,11 +193,11 @@ impl Late {
             None => library::read(library, self.pid).map_err(|why| self.no(&why))?,
         };
         self.take_away_left();
-        let (number, file) = self.make_file()?;
+        let (number, file, owned) = self.make_file()?;
         let placed = self.fill(&file, &content, number, entry, serves);
         let begun = placed.and_then(|(at, base)| self.map_and_start(&file, number, at, base).map(|()| at));
         match begun {
-            Ok(at) => Ok(Begun { file, at }),
+            Ok(at) => Ok(Begun { file, at, _owned: owned }),
             Err(why) => {
                 // A thread that is made after all needs it, finds that nobody waits, and takes all away itself.
                 if !self.is_committed {
@@ -216,7 +216,7 @@ impl Late {
     /// The process may be hostile, and can have any file behind that number at any moment. So nothing is opened by the number: the very
     /// open file is taken from the process, and then asked whether it is new memory of the process's own. To write to that, or to cut
     /// it, changes nothing that the process could not change itself, and the number is not looked at again.
-    fn make_file(&self) -> Result<(u64, File), Refusal> {
+    fn make_file(&self) -> Result<(u64, File, Owned), Refusal> {
         let exec = match fs::read_to_string("/proc/sys/vm/memfd_noexec").map(|it| it.trim().to_owned()) {
             Ok(level) if level == "2" => {
                 return Err(self.no("memory files cannot be executed on this machine (vm.memfd_noexec=2): start it with LD_PRELOAD"));
@@ -234,63 +234,22 @@ impl Late {
         loop {
             let found = descriptors.named(&format!("/memfd:{name} ")).unwrap_or_default();
             if let Some(number) = found.first() {
+                let no = |why: io::Error| self.no(&format!("its memory file: {why}"));
                 let expected = Expected::memory().of(&users_of(self.pid)).with_bytes(0..=0);
-                let file = descriptors.take(*number).and_then(|taken| taken.shared(&expected));
-                return Ok((
-                    u64::from(*number),
-                    file.map_err(|why| self.no(&format!("its memory file: {why}")))?,
-                ));
+                let taken = descriptors.take(*number).map_err(|why| no(why.into()))?;
+                let owned = Owned::of(&taken, &expected).map_err(no)?.ok_or(Refusal::Busy(self.pid))?;
+                // Another attacher may have taken it for one that was left, before it was ours.
+                if !descriptors.path(*number).is_some_and(|path| path.contains(&name)) {
+                    return Err(Refusal::Busy(self.pid));
+                }
+                let file = taken.shared(&expected).map_err(|why| no(why.into()))?;
+                return Ok((u64::from(*number), file, owned));
             }
             self.wait(
                 until,
                 "it could not create a memory file (memfd_create), or its thread went elsewhere",
             )?;
         }
-    }
-
-    /// Closes the files of attachers that were killed before they had made a thread, which would have done so.
-    fn take_away_left(&self) {
-        let (mut steps, mut closed) = (Vec::new(), Vec::new());
-        let descriptors = Descriptors::of(self.pid);
-        let expected = Expected::memory().of(&users_of(self.pid));
-        for number in self.files() {
-            let file = u32::try_from(number).ok().and_then(|number| descriptors.take(number).ok());
-            let Some(file) = file.and_then(|file: Taken| file.open(Access::Read, &expected).ok()) else {
-                continue;
-            };
-            let Ok(data) = file.metadata() else { continue };
-            let age = data.modified().ok().and_then(|it| it.elapsed().ok()).unwrap_or_default();
-            let numbers_at = data.len().saturating_sub(PAGE);
-            if age < LEFT || (data.len() != 0 && state(&file, numbers_at) != 0) {
-                continue;
-            }
-            let base = self::number(&file, numbers_at + given::BASE as u64);
-            let is_ours = |map: &maps::Map| map.path.contains("memfd:gputrace-library");
-            if base != 0 && Maps::of(self.pid).is_some_and(|maps| maps.at(base).is_some_and(is_ours)) {
-                steps.push(Step::Kernel(libc::SYS_munmap, numbers([base, 2 * PAGE, 0, 0, 0, 0])));
-            }
-            steps.push(Step::Kernel(libc::SYS_close, numbers([number, 0, 0, 0, 0, 0])));
-            closed.push(number);
-            // The next attacher finds the rest.
-            if closed.len() == MOST_LEFT {
-                break;
-            }
-        }
-        if steps.is_empty() || self.run(&steps, b"").is_err() {
-            return;
-        }
-        // Else a new file could have the number of an old one.
-        let until = Instant::now() + self.patience;
-        while self.files().iter().any(|number| closed.contains(number)) && Instant::now() < until {
-            std::thread::sleep(LOOK_EVERY);
-        }
-    }
-
-    /// The process's descriptors whose links say that they lead to a memory file of ours.
-    fn files(&self) -> Vec<u64> {
-        let begin = format!("/memfd:{}", late::NAME.to_string_lossy());
-        let found = Descriptors::of(self.pid).named(&begin).unwrap_or_default();
-        found.into_iter().map(u64::from).collect()
     }
 
     /// Writes the file: the library, then a page of code, then a page of numbers. Where the code lies in it, and in the process.
@@ -401,12 +360,7 @@ impl Late {
         loop {
             refuse_filtered(self.pid)?;
             let maps = self.maps()?;
-            let ground = Ground {
-                pid: self.pid,
-                memory: &self.memory,
-                c_library: &self.c_library,
-                pieces: self.pieces,
-            };
+            let ground = self.ground();
             let lend_by = |thread, chosen| {
                 // A thread that must not be interrupted again is let go by the end of the one that holds it.
                 apart(|| match ground.borrow(thread, chosen, &maps, patience) {
@@ -481,6 +435,10 @@ impl Late {
             return Err(self.no("it has executed another program meanwhile: try again"));
         }
         Ok(held.set_registers(&chain::begin(&chain, self.pieces, registers)).is_ok())
+    }
+
+    fn ground(&self) -> Ground<'_> {
+        Ground { pid: self.pid, memory: &self.memory, c_library: &self.c_library, pieces: self.pieces }
     }
 
     fn maps(&self) -> Result<Maps, Refusal> {

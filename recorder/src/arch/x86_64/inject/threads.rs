@@ -6,8 +6,9 @@ use super::chain::Pieces;
 use super::image::{Image, bytes, word};
 use super::maps::{Map, Maps};
 use super::waits::{Call, Effect, Sleep};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// What the kernel answers itself when a call was interrupted and is to be made again (linux/errno.h).
@@ -29,6 +30,11 @@ const LOOKS_WITHIN: Duration = Duration::from_millis(500);
 const ROOM: u64 = 64 << 10;
 /// How many words of the stack are looked at for frames that must not be there.
 const LOOKED_AT: usize = 128;
+/// What a thread has had of a processor once it has certainly made the few calls that it was given, or has begun: these take some
+/// tenths of a millisecond.
+const ENOUGH: Duration = Duration::from_millis(20);
+/// Bytes of a stack in which a chain, and what a thread that has not begun knows of its begin, certainly lie: a new thread's stack.
+const WHOLE: u64 = super::STACK;
 
 /// Calls at whose begin a thread may be borrowed: none that allocators, the loader or threads at their begin and end make.
 const BEGINNINGS: [i64; 35] = [
@@ -194,10 +200,7 @@ impl Sorted {
 /// Those of the running threads that work on, and are not seen to wait in calls that a stop would end: nobody can see that a thread which runs
 /// is in the middle of such a call, as one that writes to a full pipe. `writers` are those that were ever seen in a call that works in parts.
 pub(super) fn without_writers(pid: u32, running: Vec<u32>, writers: &mut BTreeSet<u32>) -> Vec<u32> {
-    let ran = |thread: u32| {
-        let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).unwrap_or_default();
-        text.split_whitespace().next().and_then(|time| time.parse::<u64>().ok())
-    };
+    let ran = |thread: u32| ran(pid, thread);
     let mut looked: Vec<_> = running.into_iter().map(|thread| (thread, ran(thread), 0)).collect();
     let until = Instant::now() + LOOKS_WITHIN;
     while looked.iter().any(|(_, _, n)| *n < LOOKS) && Instant::now() < until {
@@ -218,6 +221,44 @@ pub(super) fn without_writers(pid: u32, running: Vec<u32>, writers: &mut BTreeSe
         }
     }
     looked.into_iter().filter(|(_, _, n)| *n >= LOOKS).map(|(thread, ..)| thread).collect()
+}
+
+/// What the thread has had of a processor, in nanoseconds.
+fn ran(pid: u32, thread: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).unwrap_or_default();
+    text.split_whitespace().next().and_then(|time| time.parse().ok())
+}
+
+/// Which threads cannot be about to do what an attacher gave them, because they wait elsewhere or have run for long enough since. Only for
+/// who knows that no attacher is at work.
+#[derive(Default)]
+pub(super) struct Settling {
+    settled: BTreeSet<u32>,
+    /// What the others had had of a processor at the first look.
+    ran: BTreeMap<u32, u64>,
+}
+
+impl Settling {
+    /// Looks once more; whether that is all of them. A thread that begins meanwhile is looked at, too: one that is settled may have
+    /// made it before it was. `pages` is code that threads were to begin in.
+    pub(super) fn look(&mut self, ground: &Ground<'_>, maps: &Maps, pages: &[Range<u64>]) -> bool {
+        let mut are_all = true;
+        for thread in listed(ground.pid) {
+            if self.settled.contains(&thread) {
+                continue;
+            }
+            let now = ran(ground.pid, thread).unwrap_or(0);
+            let before = *self.ran.entry(thread).or_insert(now);
+            let has_run = Duration::from_nanos(now.saturating_sub(before)) >= ENOUGH;
+            if has_run || crate::process::is_going(thread) || ground.waits_elsewhere(thread, maps, pages) {
+                self.settled.insert(thread);
+            } else {
+                are_all = false;
+            }
+        }
+        // Threads that were made since the list was.
+        are_all && listed(ground.pid).iter().all(|thread| self.settled.contains(thread))
+    }
 }
 
 /// What a stop does to the call in which the thread sleeps; `None` for one that does not sleep.
@@ -393,6 +434,22 @@ impl Ground<'_> {
             || words.iter().any(|address| is_inside(&WAITING, *address) && returns(*address))
     }
 
+    /// Whether the thread sleeps, and nothing on its stack leads back to a chain of calls or to these pages. A frame of a signal handler looks as
+    /// a chain does, and what an earlier one has left on a stack as one that goes on: then it does not.
+    fn waits_elsewhere(&self, thread: u32, maps: &Maps, pages: &[Range<u64>]) -> bool {
+        let before = Sleep::of(self.pid, thread).filter(|sleep| sleep.is_asleep);
+        let Some((stack, at)) = place(self.pid, thread) else { return false };
+        let Some(map) = maps.at(stack) else { return false };
+        let n = usize::try_from((map.end - stack).min(WHOLE) / 8).unwrap_or(0) * 8;
+        let Some(words) = bytes(self.memory, stack, n) else { return false };
+        let leads_back = |address: u64| {
+            address == self.pieces.restore || pages.iter().any(|pages| pages.contains(&address))
+        };
+        let mut words = words.chunks_exact(8).filter_map(|it| word(it, 0));
+        // It has slept all the time.
+        !leads_back(at) && !words.any(leads_back) && before.is_some() && before == Sleep::of(self.pid, thread)
+    }
+
     /// Whether the stack pointer is in the thread's own stack, and that has room below.
     fn has_room(&self, thread: u32, registers: &Registers, stack: &Map) -> bool {
         if registers.rsp - stack.start < ROOM / 2 {
@@ -432,6 +489,15 @@ fn is_loader(map: &Map) -> bool {
 fn is_of(map: &Map, names: &[&str]) -> bool {
     let name = map.path.rsplit('/').next().unwrap_or_default();
     names.iter().any(|it| name.starts_with(it))
+}
+
+/// Where the stack and the code of a thread are that does not run, by the last two words of what the kernel says (proc(5)).
+fn place(pid: u32, thread: u32) -> Option<(u64, u64)> {
+    let line = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).ok()?;
+    let mut words = line.split_whitespace().rev();
+    let mut next = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+    let (code, stack) = (next()?, next()?);
+    Some((stack, code))
 }
 
 /// Whether a thread is one of this process.
@@ -488,5 +554,44 @@ mod tests {
         // One that was stopped would have begun to wait once more.
         assert_eq!(sleep(), before);
         other.kill().and_then(|()| other.wait()).expect("its end");
+    }
+
+    #[test]
+    fn a_process_is_not_settled_while_a_thread_of_it_may_come_back_to_a_chain() {
+        // As the address to which each call of a chain returns; no other stack of this process has it.
+        let restore = 0x5eed_0000_0000_0000 | u64::from(std::process::id());
+        let (memory, pid) = (File::open("/proc/self/mem").expect("our own"), std::process::id());
+        let maps = || Maps::of(pid).expect("our own");
+        let c_library = maps().base("libc.so.6").and_then(|base| Image::read(&memory, base));
+        let c_library = c_library.expect("this program's");
+        let ground =
+            Ground { pid, memory: &memory, c_library: &c_library, pieces: Pieces { restore, call: 0 } };
+        let (tells, told) = std::sync::mpsc::channel();
+        let (begins, begun) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let words = std::hint::black_box([restore; 64]);
+            begins
+                .send(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned())
+                .expect("it is waited for");
+            let _: Result<(), _> = told.recv();
+            std::hint::black_box(words);
+        });
+        let waits = begun.recv().expect("it begins");
+        while Call::of(pid, waits).is_none_or(|call| call.number != libc::SYS_futex) {
+            std::thread::yield_now();
+        }
+        let mut settling = Settling::default();
+        // This thread has had its share of a processor by then, and all the others wait or have, too.
+        let begin = Instant::now();
+        while !settling.settled.contains(&rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()) {
+            assert!(!settling.look(&ground, &maps(), &[]));
+            assert!(begin.elapsed() < Duration::from_secs(600), "it never had a processor");
+        }
+        assert!(!settling.settled.contains(&waits));
+        tells.send(()).expect("it waits");
+        thread.join().expect("its end");
+        while !settling.look(&ground, &maps(), &[]) {
+            assert!(begin.elapsed() < Duration::from_secs(600), "somebody never settles");
+        }
     }
 }
