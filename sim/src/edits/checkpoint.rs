@@ -285,13 +285,20 @@ impl<'p, 'a> Layers<'p, 'a> {
         let layer = &self.layers[number];
         let is_saved = |tensor: &Tensor| tensor.freed > begin && tensor.freed <= self.step.update;
         let tensors = &mut self.program.tensors;
-        let Some(last) =
-            layer.iter().filter(|index| is_saved(&tensors[**index])).map(|index| tensors[*index].born).max()
-        else {
-            return;
-        };
+        let end = layer.iter().map(|index| tensors[*index].born).max().unwrap_or(0);
+        let returned = layer.iter().copied().filter(|index| tensors[*index].freed > end).max();
+        // What an operation behind the layer keeps is its input: it is held as recorded.
+        let taken = returned.filter(|index| {
+            let freed = tensors[*index].freed;
+            let by = self.operations.at(freed).map(|at| self.nodes.frames(self.operations.all[at].stack));
+            by.is_some_and(|by| by != self.nodes.frames(tensors[*index].stack))
+        });
+        let saved = layer.iter().filter(|index| is_saved(&tensors[**index]) && Some(**index) != taken);
+        let Some(last) = saved.map(|index| tensors[*index].born).max() else { return };
         let from = layer.iter().map(|index| tensors[*index].born).min().unwrap_or(0);
-        if let Some(input) = input_to_keep(&self.recorded, from, (begin, done)) {
+        let before = number.checked_sub(1).map(|before| &self.layers[before]);
+        let input = before.and_then(|layer| returned_by(&self.recorded, self.first, layer, from));
+        if let Some(input) = input_to_keep(&self.recorded, from, (begin, done), input) {
             self.held.push((self.first + input, done));
         }
         // It runs forward again up to the last that it has to keep.
@@ -319,8 +326,11 @@ impl<'p, 'a> Layers<'p, 'a> {
                 }
                 continue;
             }
-            let freed =
-                if is_saved(&tensor) { self.operations.released(tensor.freed) } else { begin + n + 1 };
+            let freed = if is_saved(&tensor) && Some(index) != taken {
+                self.operations.released(tensor.freed)
+            } else {
+                begin + n + 1
+            };
             let is_made_again = tensor.freed != NEVER && tensor.purpose != Purpose::Workspace;
             if is_made_again {
                 copies.insert(index, tensor.within(at, freed.max(at + 1)));
@@ -328,12 +338,10 @@ impl<'p, 'a> Layers<'p, 'a> {
         }
         // Nothing holds it on when the layer has returned, but for what it returns: whatever takes that may keep it until its own backward
         // pass. Where the layer keeps it too, as behind a ReLU, the recording does not show that.
-        let end = layer.iter().map(|index| tensors[*index].born).max().unwrap_or(from);
-        let returned = layer.iter().copied().filter(|index| tensors[*index].freed > end).max();
         let bytes = returned.map_or(0, |index| tensors[index].bytes);
         let is_kept_on = keeps_input(&self.recorded, self.nodes, end, bytes);
         for index in layer {
-            if is_saved(&tensors[*index]) {
+            if is_saved(&tensors[*index]) && Some(*index) != taken {
                 let is_kept_on = is_kept_on && Some(*index) == returned;
                 tensors[*index].free_at(if is_kept_on { begin.max(end + 1) } else { end + 1 });
             }
@@ -353,15 +361,27 @@ fn keeps_input(recorded: &[Tensor], nodes: &Nodes, end: u64, bytes: u64) -> bool
     taker.is_some_and(|it| nodes.class(it.stack) != Class::Joins)
 }
 
-/// The input of a layer is held until its backward pass is over. Its first operations may keep it anyway; else it is the last that was made
-/// before and is still held: its index, if it has to be held on.
-fn input_to_keep(recorded: &[Tensor], from: u64, (begin, done): (u64, u64)) -> Option<usize> {
+/// What a layer returned to its caller, who still holds it at a moment: an index of `recorded`, of which the first is `first`.
+fn returned_by(recorded: &[Tensor], first: usize, layer: &[usize], at: u64) -> Option<usize> {
+    let own = layer.iter().map(|index| index - first);
+    own.filter(|index| recorded[*index].is_held_at(at)).max_by_key(|index| recorded[*index].born)
+}
+
+/// The input of a layer is held until its backward pass is over. Its first operations may keep it anyway; else it is what the layer before
+/// returned, or the last that was made before and is still held: its index, if it has to be held on.
+fn input_to_keep(
+    recorded: &[Tensor],
+    from: u64,
+    (begin, done): (u64, u64),
+    returned: Option<usize>,
+) -> Option<usize> {
     /// Statistics and seeds are smaller.
     const SMALL: u64 = 4096;
     let is_before = |tensor: &Tensor| tensor.born < from && tensor.freed > from;
     let before = &recorded[..recorded.partition_point(|it| it.born < from)];
     let last = before.iter().enumerate().filter(|(_, it)| is_before(it));
-    let (index, last) = last.max_by_key(|(_, it)| (it.bytes.min(SMALL), it.born))?;
+    let last = last.max_by_key(|(_, it)| (it.bytes.min(SMALL), it.born))?;
+    let (index, last) = returned.map_or(last, |index| (index, &recorded[index]));
     let is_kept = before
         .iter()
         .any(|it| is_before(it) && it.freed > begin && it.freed <= done && it.bytes >= last.bytes / 2);

@@ -77,25 +77,57 @@ pub(super) fn clear_gradients(program: &mut Program<'_>) -> Result<(), Unfit> {
         turns
     };
     let of_first = turns(first.passes[0].0, first.passes[0].1, program);
+    let turn_of = |index: usize, program: &Program<'_>| {
+        let tensor = &program.tensors[index];
+        let key = (tensor.stack.0, tensor.bytes);
+        Some((key, of_first.get(&key)?.iter().position(|it| *it == index)?))
+    };
+    // A gradient whose elements lie in another order than its parameter's was copied from what the backward pass computed; what is added to a
+    // gradient is not.
+    let copied_from = |index: usize, program: &Program<'_>| {
+        let gradient = program.tensors[index];
+        let own = program.born_within(first.passes[0].0, gradient.born);
+        own.filter(|other| {
+            let it = &program.tensors[*other];
+            it.bytes == gradient.bytes && it.phase == Phase::Backward && it.is_held_at(gradient.born)
+        })
+        .min_by_key(|other| program.tensors[*other].freed)
+    };
+    let mut added: Vec<Tensor> = vec![];
     for number in 0..program.steps.len() {
         let step = program.steps[number].clone();
         let here = turns(step.passes[0].0, step.passes[0].1, program);
+        let found = |index: usize, program: &Program<'_>| {
+            let (key, turn) = turn_of(index, program)?;
+            here.get(&key)?.get(turn).copied()
+        };
         let mut own = vec![];
         for index in &first.gradients {
-            let tensor = program.tensors[*index];
-            let key = (tensor.stack.0, tensor.bytes);
-            let turn = of_first.get(&key).and_then(|all| all.iter().position(|it| it == index));
-            let found = turn.and_then(|turn| here.get(&key)?.get(turn)).copied();
-            own.push(found.ok_or_else(|| {
-                Unfit(format!("the gradients of step {} were not found among its requests", number + 1))
-            })?);
+            let copied = || found(copied_from(*index, program)?, program);
+            if let Some(found) = found(*index, program) {
+                own.push(found);
+            } else if let Some(source) = copied() {
+                own.push(program.tensors.len() + added.len());
+                added.push(program.tensors[*index].within(program.tensors[source].freed - 1, NEVER));
+            } else {
+                return Err(Unfit(format!(
+                    "the gradients of step {} were not found among its requests",
+                    number + 1
+                )));
+            }
         }
+        let n = program.tensors.len();
         for (offset, index) in (1..).zip(&own) {
-            program.tensors[*index].purpose = Purpose::Gradient;
-            program.tensors[*index].free_at(step.end + offset);
+            let tensor = match index.checked_sub(n) {
+                Some(new) => &mut added[new],
+                None => &mut program.tensors[*index],
+            };
+            tensor.purpose = Purpose::Gradient;
+            tensor.free_at(step.end + offset);
         }
         program.steps[number].gradients = own;
     }
+    program.tensors.append(&mut added);
     program.settle();
     Ok(())
 }

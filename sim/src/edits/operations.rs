@@ -2,6 +2,7 @@
 
 use super::nodes::{Class, Nodes, parts};
 use super::program::{NEVER, Program, Purpose, Step};
+use crate::stacks::StackId;
 
 /// Operations of a backward pass that ask for memory, in their order.
 pub(super) struct Operations {
@@ -9,6 +10,8 @@ pub(super) struct Operations {
 }
 
 pub(super) struct Operation {
+    /// Of its first request.
+    pub(super) stack: StackId,
     pub(super) born: u64,
     /// The next one begins.
     pub(super) over: u64,
@@ -42,6 +45,7 @@ impl Operations {
                 let class = nodes.class(it.stack);
                 let over = last.max(start) + 1;
                 all.push(Operation {
+                    stack: it.stack,
                     born: it.born,
                     over,
                     returns: NEVER,
