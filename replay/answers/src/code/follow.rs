@@ -225,13 +225,13 @@ fn is_view_of(statements: &Statements, function: &Function<'_>, value: &str) -> 
     let returns_view = |value: &str| {
         let called = calls(value).next().and_then(|(name, _)| statements.function_named(name));
         let is_part = |it: &&Statement| it.text.strip_prefix("return ").is_some_and(is_view);
-        called.is_some_and(|called| called.body.iter().any(|it| is_part(&it)))
+        called.is_some_and(|called| called.body.iter().any(is_part))
     };
     let of_expression = |value: &str| is_view(value) || returns_view(value);
     let assigned_to = |it: &&Statement| {
         assigned(&it.text).is_some_and(|(target, _, of)| target == value && of_expression(of))
     };
-    of_expression(value) || function.body.iter().any(|it| assigned_to(&it))
+    of_expression(value) || function.body.iter().any(assigned_to)
 }
 
 /// Whether the program empties a container, or takes its elements out again.
