@@ -4,7 +4,7 @@ use super::statements::{Function, Statement, Statements};
 use super::text::{added, assigned, calls, is_word, parts};
 
 /// The statement that keeps an exception beyond its handler, where a line runs inside of the `try`; and the exception's name.
-pub(super) fn stored<'s>(statements: &'s Statements, line: u32) -> Option<(&'s Statement, &'s str)> {
+pub(super) fn stored(statements: &Statements, line: u32) -> Option<(&Statement, &str)> {
     let (_, function) = statements.function_at(line)?;
     statements.around(line).filter(|it| it.text == "try:").find_map(|head| stored_after(&function, head))
 }
@@ -37,7 +37,7 @@ fn named(head: &str) -> Option<&str> {
 fn keeps(text: &str, name: &str) -> bool {
     let has = |values: &str| {
         let values = values.trim().trim_start_matches(['(', '[']).trim_end_matches([')', ']']);
-        parts(values, ',').iter().any(|it| *it == name)
+        parts(values, ',').contains(&name)
     };
     let is_set = || calls(text).any(|(called, arguments)| called == "set_exception" && has(arguments));
     let is_added = || added(text).is_some_and(|(_, arguments)| has(arguments));
