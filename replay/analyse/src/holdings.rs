@@ -508,8 +508,13 @@ impl Maker<'_> {
         .any(|sign| signs.has(sign));
         let is_made = [Sign::Model, Sign::Load, Sign::Copy].into_iter().any(|sign| signs.has(sign));
         let role = self.role(idx);
-        let is_kept = !matches!(role, Some(Role::Temporaries | Role::Serving | Role::Before | Role::KvCache));
-        !is_other && is_kept && (is_made || matches!(role, Some(Role::Parameters | Role::Weights)))
+        let is_brief = matches!(role, Some(Role::Temporaries | Role::Serving));
+        let is_kept = !is_brief && !matches!(role, Some(Role::Before | Role::KvCache));
+        // Weights that come and go with each phase, and what a failed program still had, do not outlive a step.
+        let is_moved = is_brief && is_made && !signs.has(Sign::Copy);
+        !is_other
+            && (is_kept || is_moved)
+            && (is_made || matches!(role, Some(Role::Parameters | Role::Weights)))
     }
 
     /// Made by a line of the program outside of any model, and kept: only its sizes can show that it is a copy.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gputrace_analyse::held::Holder;
+use gputrace_analyse::held::{Holder, Sign};
 use gputrace_analyse::story::Story;
 use gputrace_schemas::event::{Bytes, Nanos};
 use gputrace_trace::words::{bytes, count};
@@ -41,7 +41,10 @@ impl Model {
         let mut models = vec![];
         for held in &lifetimes.at_peak {
             let Some(device) = story.device(held.device).filter(|it| !it.uuid.is_empty()) else { continue };
-            let weights = || held.holders.iter().filter(|it| matches!(role(it), "parameters" | "weights"));
+            // Of a model that never ran, only its making is known.
+            let is_made = |it: &Holder| it.signs.has(Sign::Model) && !it.signs.has(Sign::Backward);
+            let is_weight = |it: &&Holder| matches!(role(it), "parameters" | "weights") || is_made(it);
+            let weights = || held.holders.iter().filter(is_weight);
             let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
             let all = weights().flat_map(|holder| &holder.sizes).filter(|(size, _)| size.0 >= LEAST_WEIGHT);
             all.for_each(|(size, n)| *sizes.entry(size.0).or_default() += n);
@@ -82,7 +85,7 @@ pub fn in_words(models: &[Model]) -> Option<String> {
     let is_most = most.bytes.0.saturating_mul(2) >= most.held.0 && spare >= LEAST_SPARE;
     (n > 0 && (is_of_card || is_most)).then(|| {
         format!(
-            "{} processes each hold a model of the same sizes on one card: {} each, made at {}. All but one hold {} together: let one process own the model and serve the others through a queue, or start fewer processes",
+            "{} processes each hold a model of the same sizes on one card, and a CUDA context: {} of weights each, made at {}. All but one hold {} of weights together: let one process own the model and serve the others through a queue, or start fewer processes",
             count(n + 1),
             bytes(most.bytes),
             most.site,
@@ -113,7 +116,7 @@ mod tests {
         let at_once = [1, 2, 3].map(|pid| model(pid, "GPU-a", (0, 10)));
         let text = in_words(&at_once).expect("copies");
         assert!(
-            text.starts_with("3 processes each hold") && text.contains("hold 2.00 GiB together"),
+            text.starts_with("3 processes each hold") && text.contains("hold 2.00 GiB of weights together"),
             "{text}"
         );
         let on_large_card =

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::caught::{self, Caught, CaughtOom};
 use crate::leaks::{GrowingSite, Leaks, Suppressions, Wanted};
-use crate::remedies::{Capacity, Trial, remedies, remedies_section};
+use crate::remedies::{Capacity, Remedy, Trial, Verdict, remedies, remedies_section};
 use crate::whatif::Machine;
 use gputrace_analyse::fragmentation::Fragmentation;
 use gputrace_analyse::growth::Growth;
@@ -449,6 +449,15 @@ impl Postmortem {
         lines
     }
 
+    /// Whether as much lay unused as was requested, and more than what grows: without the pieces, the request would have fit.
+    fn is_of_pieces(&self, device: i16) -> bool {
+        let grown = self.leaks_of(device).iter().fold(0_u64, |sum, site| sum.saturating_add(site.growth.0));
+        self.torch_oom(device).is_some_and(|oom| {
+            let unused = oom.reserved.0.saturating_sub(oom.allocated.0);
+            unused >= oom.bytes.0 && unused > grown
+        })
+    }
+
     /// How much PyTorch could have had.
     #[must_use]
     pub fn capacity(&self, device: i16) -> Option<Capacity> {
@@ -483,8 +492,10 @@ pub fn remedies_sections(postmortem: &Postmortem, machine: Machine, trace: &dyn 
             left.map(|left| Capacity::Limit(left, left)).or_else(|| postmortem.capacity(device))?;
         let found = stream.clone().and_then(|stream| remedies(stream, capacity, machine.torch_version));
         // The allocator has a part in it, and the replay is the run.
-        let is_worth_it =
-            found.as_ref().is_ok_and(|trial| trial.best().is_ok_and(|(_, best)| best.is_some()));
+        let is_worth_it = found.as_ref().is_ok_and(|trial| {
+            let fits = |best: &Remedy| best.verdict == Verdict::Fits;
+            trial.best().is_ok_and(|(_, best)| best.is_some_and(fits))
+        }) && postmortem.is_of_pieces(device);
         let report = is_worth_it.then(|| {
             let command = format!("gputrace reproduce -o repro.py {}", quote(postmortem.story.named()));
             let text = "this error is worth a bug report: the allocator contributed to it";

@@ -13,7 +13,7 @@ use gputrace_sim::effort;
 use crate::causes::external_fragmentation;
 use crate::causes::facts::device;
 use crate::causes::{
-    Case, Cause, Facts, Failure, Fix, Found, another_pool, growth, holdings, ranked, streams_made_anew,
+    Case, Cause, Facts, Failure, Fix, Found, another_pool, growth, mostly, ranked, streams_made_anew,
 };
 use crate::leaks::RoseSite;
 use crate::postmortem::Postmortem;
@@ -244,7 +244,7 @@ impl Evidence<'_> {
                 let recovered = recovered.map_or_else(String::new, |text| format!("; {text}"));
                 all.insert(0, Finding { what: format!("{}{growth}{recovered}", first.what), ..first });
             } else if let (Some((text, less)), Some(well)) =
-                (holdings::needed(self.facts), all.first_mut().filter(|well| well.site.is_empty()))
+                (mostly::needed(self.facts), all.first_mut().filter(|well| well.site.is_empty()))
             {
                 well.what = format!("{}; {text}", well.what);
                 well.fix = Fix::words(format!("to lower the peak: {less}"), "");
@@ -409,7 +409,7 @@ impl Evidence<'_> {
     fn less_memory(&self) -> String {
         let is_served = self.facts.remedy().is_some();
         let no = if is_served { "" } else { "; no allocator setting makes it fit" };
-        match holdings::needed(self.facts) {
+        match mostly::needed(self.facts) {
             Some((text, less)) => format!("{less}: {text}{no}"),
             None => format!("use less memory, or a larger card{no}"),
         }

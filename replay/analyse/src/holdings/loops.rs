@@ -24,6 +24,8 @@ const LEAST_OF_CALL: usize = 8;
 const MOST_OF_CALL: usize = 2;
 /// Blocks that outlive the call are no more of it than one byte in so many.
 const MOST_AWAITED: u64 = 8;
+/// Of the blocks of a loop's graph, at most one in so many is older than the loop.
+const MOST_OLDER: usize = 8;
 /// Turns of a loop of which blocks are held together.
 const LEAST_TURNS: u64 = 4;
 
@@ -191,18 +193,13 @@ impl Maker<'_> {
         is_held: &impl Fn(&Life) -> bool,
     ) -> FxHashMap<StackId, Purpose> {
         let passes = self.roles.passes.get(&self.device).map_or(&[][..], Vec::as_slice);
-        // When the first of each stack was asked for, and when they went.
-        let mut graphs: FxHashMap<StackId, (u32, Vec<u32>)> = FxHashMap::default();
-        for (_, life) in self.own().filter(|(_, life)| is_held(life)) {
-            if by_stack.get(&life.stack) == Some(&Purpose::GraphOfLoop) {
-                let (born, died) = graphs.entry(life.stack).or_insert_with(|| (life.born, vec![]));
-                (*born, _) = ((*born).min(life.born), died.push(life.died));
-            }
-        }
-        // Layers of one loop go the same way: that of the oldest.
-        let Some(born) = graphs.values().map(|(born, _)| *born).min() else { return by_stack };
-        let mut died: Vec<u32> = graphs.into_values().flat_map(|(_, died)| died).collect();
+        // Layers of one loop go the same way. What its lines left of an earlier loop is no part of this one: the oldest few are not counted.
+        let is_of_graph = |life: &Life| by_stack.get(&life.stack) == Some(&Purpose::GraphOfLoop);
+        let graph = self.own().map(|(_, life)| life).filter(|life| is_held(life) && is_of_graph(life));
+        let (mut born, mut died): (Vec<u32>, Vec<u32>) = graph.map(|life| (life.born, life.died)).unzip();
+        born.sort_unstable();
         died.sort_unstable();
+        let Some(born) = born.get(born.len() / MOST_OLDER).copied() else { return by_stack };
         let gone = died[died.len() / 2];
         let n_over = passes.iter().filter(|(start, end)| born < *start && *end <= moment).count() as u64;
         let is_used = passes.iter().any(|(start, end)| *end >= moment && *start < gone);

@@ -23,6 +23,8 @@ const WORTHWHILE: u64 = 20;
 const LATE: u64 = 5;
 /// Unused memory matters on a card with room from this part of it on: one in so many.
 const MUCH: u64 = 16;
+/// Unused memory is a fault beside growth from this part of what is reserved on: one in so many.
+const BESIDE_GROWTH: u64 = 4;
 /// A card has room for a reserve that stopped growing while at most this part of it was used at once: three quarters.
 const ROOM: (u64, u64) = (3, 4);
 
@@ -52,7 +54,10 @@ fn at_failure(facts: &Facts<'_>) -> Option<Case> {
     let unused = Bytes(error.reserved.0.saturating_sub(error.allocated.0));
     // A setting only postpones what grows, and what needs nearly the whole card.
     let grown = facts.growing().iter().fold(0_u64, |sum, site| sum.saturating_add(site.growth.0));
-    if grown >= unused.0
+    // Beside it, as much as was requested and a good part of what is reserved is a fault of its own.
+    let asked = error.requested.unwrap_or(error.bytes);
+    let is_fault = unused >= asked && unused.0.saturating_mul(BESIDE_GROWTH) >= error.reserved.0;
+    if grown >= unused.0 && !is_fault
         || !facts.fits_with_setting()
         || !facts.is_much(unused)
         || super::own_setting::at_failure(facts).is_some()

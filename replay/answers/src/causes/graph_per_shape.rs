@@ -50,7 +50,7 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         bytes: reserved,
         sure: "certain that each graph has its own pool; likely that the shapes differ".into(),
         fix: Fix::words(
-            "pad inputs to a few lengths to reuse graphs, and share a pool: `torch.cuda.graph(g, pool=torch.cuda.graph_pool_handle())`, with the largest graph captured first",
+            "pad inputs to a few lengths to reuse graphs, and share a pool: make one handle before all captures (`pool = torch.cuda.graph_pool_handle()`), pass it to each (`torch.cuda.graph(g, pool=pool)`), and capture the largest first",
             worth(facts, device, &of),
         ),
         verb: "report --all",

@@ -60,6 +60,11 @@ const NEVER_FREED: &str = "free what this line allocates";
 /// A gradient that has a graph refers to its parameter, which refers to it.
 const CREATE_GRAPH: &str = "after `backward(create_graph=True)`, set `p.grad = None`, or use `torch.autograd.grad`; if a list keeps gradients: `.detach().cpu()`";
 
+/// Whatever keeps a graph.
+const WITH_GRAPH: &str = "keep `x.item()` or `x.detach().cpu()` (a list, total, hook, `retain_graph` or a state that is passed on keeps the graph), or evaluate under `inference_mode()`";
+/// The same where the source shows that a backward pass follows.
+const WITH_BACKWARD: &str = "keep `x.item()` or `x.detach().cpu()`: a list, total, hook, `retain_graph` or a state that is passed on keeps the graph after its backward pass";
+
 /// Whatever a hook keeps.
 const REMOVE_HOOK: &str =
     "a hook keeps GPU tensors: copy them (`.detach().cpu()`), or remove the hook (`handle.remove()`)";
@@ -134,6 +139,24 @@ const KEEPERS: &[Keeper] = &[
         },
         why: "each is one of PyTorch's smallest blocks",
         fix: "store numbers instead of tensors: `.item()`, or `torch.stack` of them now and then",
+    },
+    Keeper {
+        cause: cause(
+            "an optimizer's step that autograd records",
+            "memory that `step` of the program's own optimizer allocates remains in several steps, in a function without `torch.no_grad`",
+            "optimizers of PyTorch and of libraries, and steps under `torch.no_grad`",
+        ),
+        claims: |facts, grown| {
+            let own = grown.site.place.is_some_and(|place| facts.is_own(place.site));
+            let is_of_step = grown.site.named.site.split(" (").next().is_some_and(|it| it.ends_with("step"));
+            let without = |holder: &Holder| facts.sources.is_without_graph(&holder.own);
+            // A stack does not show `with torch.no_grad()`.
+            let is_read = grown.holder.is_some_and(|holder| facts.sources.have(&holder.own));
+            let is_plain = is_read && !grown.holder.is_some_and(without);
+            grown.has(Sign::Optimizer) && own && is_of_step && is_plain
+        },
+        why: "by the source, nothing turns gradients off in this `step`",
+        fix: "decorate this `step` with `@torch.no_grad()`: a state that is computed from parameters with gradients keeps the graph of all steps before",
     },
     Keeper {
         cause: cause(
@@ -254,6 +277,16 @@ const KEEPERS: &[Keeper] = &[
     },
     Keeper {
         cause: cause(
+            "results of a function kept by its cache (`functools.lru_cache`)",
+            "memory that a function with such a decorator requests and returns remains each time; the program's source shows it",
+            "functions without one",
+        ),
+        claims: |facts, grown| kept(facts, grown).is_some_and(|it| it.how == How::Memoized),
+        why: "the source has the decorator",
+        fix: "bound the cache (`maxsize=`), or let the function return tensors on the CPU",
+    },
+    Keeper {
+        cause: cause(
             "a cache keyed by shape",
             "remaining blocks of one line each have a different size; of a model's line, calls with a known size leave none",
             "equal sizes, and a model of which each call leaves a block",
@@ -268,16 +301,6 @@ const KEEPERS: &[Keeper] = &[
         },
         why: "each block has a different size",
         fix: "a dictionary or `functools.lru_cache` keeps one per shape: bound it, slice one for the largest shape, or pad to a few shapes",
-    },
-    Keeper {
-        cause: cause(
-            "results of a function kept by its cache (`functools.lru_cache`)",
-            "memory that a function with such a decorator requests and returns remains each time; the program's source shows it",
-            "functions without one",
-        ),
-        claims: |facts, grown| kept(facts, grown).is_some_and(|it| it.how == How::Memoized),
-        why: "the source has the decorator",
-        fix: "bound the cache (`maxsize=`), or let the function return tensors on the CPU",
     },
     Keeper {
         cause: cause(
@@ -326,7 +349,7 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: is_with_graph,
         why: "lines of the model leave it after each call",
-        fix: "keep `x.item()` or `x.detach().cpu()` (a list, total, hook or `retain_graph` keeps the graph), or evaluate under `inference_mode()`",
+        fix: WITH_GRAPH,
     },
     Keeper {
         cause: cause(
@@ -434,7 +457,19 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<(Found, bool)> {
     let source = kept(facts, &grown).filter(|it| !is_one(it.how) || has_chain);
     let written = || source.as_ref().map(|source| source.instead(has_chain));
     let fix = given_back.or_else(written);
-    let fix = fix.unwrap_or_else(|| offered().unwrap_or(keeper.fix).to_owned());
+    // The function that called the model begins one, or needs none.
+    let of_caller = |it: &Holder| {
+        let is_caller = |at: &&code::Line| it.caller.ends_with(&format!("({}:{})", at.1, at.2));
+        it.own.iter().find(is_caller).or(it.own.first()).cloned()
+    };
+    let caller = grown.holder.and_then(of_caller);
+    let is_needed =
+        |word| caller.as_ref().is_some_and(|it| facts.sources.mentions(std::slice::from_ref(it), &[word]));
+    let words = match keeper.fix {
+        WITH_GRAPH if is_needed("backward(") || is_needed("autograd.grad(") => WITH_BACKWARD,
+        words => words,
+    };
+    let fix = fix.unwrap_or_else(|| offered().unwrap_or(words).to_owned());
     let kind = if keeper.cause.name == NUMBERS { Kind::Spare } else { Kind::Grew };
     let mut case = of(facts, &grown, keeper.why, fix);
     let is_shown = source.is_some();

@@ -2,16 +2,14 @@
 //!
 //! A part is a holding (`analyse/src/holdings.rs`): a purpose and the program's line. Each purpose has one row here, with the remedy that
 //! removes it. The peak without a holding is computed: the bytes of all other blocks, added up over the run. The next-highest moment bounds
-//! what the remedy saves. What a program needs has no row: [`needed`] says what it is, and what makes it smaller.
-
-use std::cmp::Reverse;
+//! what the remedy saves. What a program needs has no row: `mostly.rs` says what it is, and what makes it smaller.
 
 use gputrace_schemas::event::Bytes;
 
 use super::activations_beyond_card::is_activation;
 use super::facts::called_at;
-use super::{Case, Cause, Facts, Failure, Fix, Kind, limit};
-use crate::code::How;
+use super::{Case, Cause, Facts, Failure, Fix, Kind, earlier_model};
+use crate::code::{How, Keeper};
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
 use gputrace_analyse::holdings::{Holding, Purpose};
 use gputrace_analyse::libraries::When;
@@ -20,7 +18,7 @@ use gputrace_trace::ledger::SiteId;
 use gputrace_trace::words::{bytes, count};
 
 /// A remedy is worth a word if it lowers the peak by this part of it: one in so many.
-const LEAST_SAVED: u64 = 20;
+pub(super) const LEAST_SAVED: u64 = 20;
 /// Data are worth a verdict from this part of what was held on: two fifths.
 const MUCH: (u64, u64) = (2, 5);
 /// Fewer results are a program's own few.
@@ -29,12 +27,6 @@ const LEAST_RESULTS: u64 = 8;
 const MANY_RESULTS: u64 = 16;
 /// Layers have as many blocks of one line at least.
 const LEAST_LAYERS: u64 = 4;
-/// Less memory than this needs no line.
-const LEAST_SHOWN: u64 = 1 << 20;
-/// Lines that are named of what a program needs most of.
-const MOST_LINES: usize = 2;
-/// What a program needs most of is this part at least of what was held: one in so many.
-const MOSTLY_LEAST: u64 = 4;
 /// Larger numbers of tensors are no data set that is kept whole.
 const MOST_TENSORS: u64 = 64;
 
@@ -57,7 +49,7 @@ struct Remedy {
     fix: &'static str,
 }
 
-const fn cause(name: &'static str, needs: &'static str, against: &'static str) -> Cause {
+pub(super) const fn cause(name: &'static str, needs: &'static str, against: &'static str) -> Cause {
     Cause { name, kind: Kind::Beyond, needs, against, find: |_| None }
 }
 
@@ -76,7 +68,7 @@ const REMEDIES: &[Remedy] = &[
         least: LEAST_SAVED,
         is: |_, _, _| true,
         what: |_| {
-            "a checkpoint that was loaded onto the GPU and is still held beside the model that was built from it".into()
+            "a checkpoint that was loaded onto the GPU, held beside a model with weights of its sizes".into()
         },
         sure: "likely: weights of the same sizes are held beside it",
         fix: "`torch.load(..., map_location=\"cpu\")` there, or `del` the checkpoint after loading it",
@@ -86,11 +78,11 @@ const REMEDIES: &[Remedy] = &[
         cause: cause(
             "a second copy of the weights",
             "blocks that match the sizes of the weights one by one, and that have no gradients",
-            "a model that is trained beside the other",
+            "a model that is trained beside the other, and one that is only still there",
         ),
         at_peak: Kind::Spare,
         least: LEAST_SAVED,
-        is: |_, _, _| true,
+        is: |facts, _, _| (earlier_model::CAUSE.find)(facts).is_none(),
         what: |it| format!("a second set of the weights ({} blocks)", count(it.blocks)),
         sure: "certain that the sizes match; the purpose of the copy is not recorded",
         fix: "drop it, or keep it on the CPU, unless every step needs it",
@@ -618,8 +610,10 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
     let purpose = purpose(facts, holding);
     let has_graph = matches!(purpose, Purpose::GraphUnused | Purpose::GraphRetained);
     let is_collected = has_graph || purpose == Purpose::Collected;
-    let written =
-        source.filter(|it| is_collected && it.how != How::Attribute).map(|it| it.instead(has_graph));
+    // What does not grow needs no bound.
+    let written = source
+        .filter(|it| is_collected && it.how != How::Attribute)
+        .map(|it| Keeper { is_cache: false, ..it }.instead(has_graph));
     Case {
         what: format!("{} of {of}{when} are {}", bytes(holding.bytes), (remedy.what)(holding)),
         site,
@@ -634,7 +628,7 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
 }
 
 /// What the library whose code requested most of it offers against it.
-fn offered(facts: &Facts<'_>, holding: &Holding) -> Option<&'static str> {
+pub(super) fn offered(facts: &Facts<'_>, holding: &Holding) -> Option<&'static str> {
     let when = match holding.purpose {
         Purpose::Activations if is_awaited(facts, holding) => When::ForBackward,
         Purpose::Activations | Purpose::Temporaries | Purpose::GraphOfCall | Purpose::GraphUnused => {
@@ -652,191 +646,7 @@ pub(super) fn is_of_graph(cause: &Cause) -> bool {
 }
 
 /// Whether roles say of half of it that a backward pass needs it.
-fn is_awaited(facts: &Facts<'_>, it: &Holding) -> bool {
+pub(super) fn is_awaited(facts: &Facts<'_>, it: &Holding) -> bool {
     let awaited = facts.holders().filter(|holder| facts.role(holder) == "activations");
     awaited.map(|holder| holder.bytes.0).sum::<u64>().saturating_mul(2) >= it.bytes.0
-}
-
-/// What a program needs most of, and how people need less of it.
-pub(crate) fn needed(facts: &Facts<'_>) -> Option<(String, &'static str)> {
-    let (mostly, most) = needed_most(facts)?;
-    Some((
-        format!("{}{}", share_of(facts, mostly.name, most), lines_of(facts, most)),
-        offered(facts, most).unwrap_or(mostly.less),
-    ))
-}
-
-/// What a program needs most of: its name, how people need less of it, and the cause of a failure, on a card and under a limit.
-struct Mostly {
-    name: &'static str,
-    less: &'static str,
-    on_card: Cause,
-    under_limit: Cause,
-}
-
-macro_rules! mostly {
-    ($name:literal, $less:literal) => {
-        Mostly {
-            name: $name,
-            less: $less,
-            on_card: cause(concat!("mostly ", $name), MOSTLY_NEEDS, "any other cause"),
-            under_limit: cause(
-                concat!("a limit that the program set, filled mostly by ", $name),
-                MOSTLY_NEEDS,
-                "any other cause",
-            ),
-        }
-    };
-}
-
-const MOSTLY_NEEDS: &str = "a failed request, and of all that was held most of this kind; no other cause explains it, or fragmentation by less than an eighth of what is reserved";
-
-static FROM_THE_START: Mostly = mostly!(
-    "tensors held from the start",
-    "keep data on the CPU, and move each batch to the GPU; or use a smaller dtype"
-);
-static WEIGHTS: Mostly = mostly!(
-    "weights",
-    "move what this phase does not use to the CPU; use a smaller dtype, or sharding (FSDP, ZeRO)"
-);
-static MOVED: Mostly = mostly!(
-    "weights, with more being moved to the device",
-    "convert the model before you move it (`model.to(torch.bfloat16).to(\"cuda\")`), load it in a smaller dtype, or shard it"
-);
-static GRADIENTS: Mostly = mostly!("gradients", "use a smaller dtype, or sharding (FSDP, ZeRO)");
-static STATE: Mostly = mostly!("optimizer state", "use an 8-bit or sharded optimizer (FSDP, ZeRO)");
-static OUTPUTS: Mostly =
-    mostly!("outputs of a model that the program keeps", "keep fewer of these on the GPU");
-static ACTIVATIONS: Mostly =
-    mostly!("activations", "use activation checkpointing (`torch.utils.checkpoint`), or a smaller batch");
-static TEMPORARIES: Mostly =
-    mostly!("temporaries of one function", "use a smaller batch, or do the same work in chunks");
-static OF_BACKWARD: Mostly = mostly!("temporaries of the backward pass", "use a smaller batch");
-static CACHE: Mostly =
-    mostly!("a KV cache", "run fewer or shorter sequences, or lower `gpu_memory_utilization`");
-static OF_OPTIMIZER: Mostly = mostly!("temporaries of the optimizer", "use `fused=True`");
-static COPY: Mostly = mostly!("a copy of the weights", "keep the copy on the CPU");
-static DATA: Mostly =
-    mostly!("tensors that the program keeps", "keep these on the CPU, or use a smaller dtype");
-static SCORES: Mostly = mostly!("attention scores", "use `scaled_dot_product_attention`");
-
-/// What a failed program needs most of, where no cause is known.
-pub(super) fn most(facts: &Facts<'_>) -> Option<(&'static Cause, Kind, Case)> {
-    // What could not be replayed is told with its doubts.
-    if !matches!(facts.failure, Some(Failure::Torch(..))) || !facts.has_tried_settings() {
-        return None;
-    }
-    let held = facts.held?;
-    let (mostly, most) = needed_most(facts)?;
-    let text = share_of(facts, mostly.name, most);
-    if most.bytes.0.saturating_mul(MOSTLY_LEAST) < held.bytes.0 {
-        return None;
-    }
-    let limit = limit::under(facts);
-    let (under, raise) = match &limit {
-        Some(limit) => {
-            (format!("{limit}; "), "; or raise the limit (`torch.cuda.set_per_process_memory_fraction`)")
-        }
-        None => (String::new(), ""),
-    };
-    let blocks = if most.blocks == 1 { "block" } else { "blocks" };
-    let case = Case {
-        what: format!("{under}{text} ({} {blocks} of up to {})", count(most.blocks), bytes(most.largest)),
-        site: if most.under.is_empty() { facts.site(most.site) } else { most.under.clone() },
-        bytes: most.bytes,
-        sure:
-            "certain of the bytes; their purpose is inferred, and whether the program needs them is not known"
-                .into(),
-        fix: Fix::words(
-            format!("{}{raise}", offered(facts, most).unwrap_or(mostly.less)),
-            if facts.remedy().is_none() { "no allocator setting makes it fit" } else { "" },
-        ),
-        verb: "oom",
-    };
-    let cause = if limit.is_some() { &mostly.under_limit } else { &mostly.on_card };
-    Some((cause, Kind::Beyond, case))
-}
-
-/// Whether the request that failed was one for weights, where `Module.to` moves them.
-fn is_moving(facts: &Facts<'_>) -> bool {
-    let Some(Failure::Torch(_, error)) = facts.failure else { return false };
-    let inside = facts.story.ledger.sites.site(error.site).map_or("", |site| &site.inside);
-    ["Module.to", "Module.cuda", "Module._apply"].iter().any(|name| inside.starts_with(name))
-}
-
-/// How much of the weights ever had gradients, where that is little of a training run's.
-fn trained(facts: &Facts<'_>, most: &Holding) -> String {
-    let held = facts.held.map_or(0, |held| held.device);
-    let devices = facts.lifetimes.map_or(&[][..], |lifetimes| &lifetimes.devices);
-    let device = devices.iter().find(|device| device.device == held && device.n_passes > 0);
-    let gradients = device.and_then(|device| device.roles.iter().find(|role| role.name == "gradients"));
-    match gradients {
-        Some(gradients) if gradients.peak.0.saturating_mul(2) < most.bytes.0 => {
-            format!("; at most {} of them had gradients at a time", bytes(gradients.peak))
-        }
-        _ => String::new(),
-    }
-}
-
-/// The lines that hold most of the weights, where there are several.
-fn lines_of(facts: &Facts<'_>, most: &Holding) -> String {
-    if most.purpose != Purpose::Weights {
-        let under = if most.under.is_empty() { facts.site(most.site) } else { most.under.clone() };
-        let is_known = !under.is_empty() && facts.is_own(most.site) && most.bytes.0 >= LEAST_SHOWN;
-        return if is_known { format!(", mostly requested under {under}") } else { String::new() };
-    }
-    let mut lines: Vec<(SiteId, u64)> = vec![];
-    for it in facts.holders().filter(|it| matches!(facts.role(it), "parameters" | "weights")) {
-        match lines.iter_mut().find(|(site, _)| *site == it.site) {
-            Some((_, sum)) => *sum = sum.saturating_add(it.bytes.0),
-            None => lines.push((it.site, it.bytes.0)),
-        }
-    }
-    lines.sort_by_key(|(site, sum)| (Reverse(*sum), *site));
-    let is_much = |(_, sum): &&(SiteId, u64)| sum.saturating_mul(LEAST_SAVED) >= most.bytes.0;
-    let lines: Vec<String> = lines
-        .iter()
-        .filter(is_much)
-        .take(MOST_LINES)
-        .map(|(site, sum)| format!("{} at {}", bytes(Bytes(*sum)), facts.site(*site)))
-        .collect();
-    let trained = trained(facts, most);
-    if lines.len() < 2 { trained } else { format!(" ({}){trained}", lines.join(", ")) }
-}
-
-/// `1.2 GiB of 1.9 GiB are activations`
-fn share_of(facts: &Facts<'_>, name: &str, most: &Holding) -> String {
-    let held = facts.held.map_or(Bytes(0), |held| held.bytes);
-    format!("{} of {} are {name}", bytes(most.bytes), bytes(held))
-}
-
-/// What most of the memory is, and how people need less of it.
-fn needed_most<'a>(facts: &'a Facts<'_>) -> Option<(&'static Mostly, &'a Holding)> {
-    let held = facts.held.filter(|held| held.bytes.0 > 0)?;
-    let most = held.holdings.first()?;
-    let mostly = match most.purpose {
-        Purpose::Weights if !most.signs.has(Sign::Model) => &FROM_THE_START,
-        Purpose::Weights if is_moving(facts) => &MOVED,
-        Purpose::Weights => &WEIGHTS,
-        Purpose::Gradients => &GRADIENTS,
-        Purpose::State => &STATE,
-        // What the first forward pass holds when it fails, a backward pass would need.
-        Purpose::Activations
-            if !is_awaited(facts, most) && (facts.failure.is_none() || facts.has_stepped()) =>
-        {
-            &OUTPUTS
-        }
-        Purpose::Activations => &ACTIVATIONS,
-        Purpose::Temporaries => &TEMPORARIES,
-        Purpose::BackwardTemporaries => &OF_BACKWARD,
-        Purpose::Cache => &CACHE,
-        Purpose::OptimizerTemporaries => &OF_OPTIMIZER,
-        Purpose::Copy | Purpose::Loaded => &COPY,
-        Purpose::Data => &DATA,
-        Purpose::Attention => &SCORES,
-        Purpose::GraphOfLoop | Purpose::GraphUnused | Purpose::GraphRetained => return None,
-        Purpose::GraphOfCall | Purpose::Converted | Purpose::Collected | Purpose::Workspaces => return None,
-        Purpose::Buckets | Purpose::Before | Purpose::Other => return None,
-    };
-    Some((mostly, most))
 }

@@ -32,8 +32,10 @@ mod idle_context;
 mod idle_memory;
 mod idle_weights;
 mod joined_anew;
+mod left_over;
 mod limit;
 mod managed_beyond_card;
+pub(crate) mod mostly;
 mod neighbours;
 mod not_donated;
 mod odd_batch;
@@ -79,6 +81,7 @@ pub const CAUSES: &[Cause] = &[
     idle_weights::CAUSE,
     joined_anew::CAUSE,
     joined_anew::RESULTS,
+    left_over::CAUSE,
     limit::CAUSE,
     managed_beyond_card::CAUSE,
     neighbours::CAUSE,
@@ -252,7 +255,7 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
             cause.name == limit::CAUSE.name || is_less_than(LEAST_UNUSED, *kind, case)
         })
     {
-        all.extend(holdings::most(facts));
+        all.extend(mostly::most(facts));
     }
     let rank = |kind: Kind, case: &Case| match kind {
         Kind::Churned => 2,
@@ -263,7 +266,9 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
         Kind::Grew => 0,
         _ => 1,
     };
-    all.sort_by_key(|(_, kind, case)| (rank(*kind, case), Reverse(case.bytes), *kind));
+    // Of two that cost nothing, memory in use comes before unused memory that the card has room for.
+    let is_unused = |cause: &Cause| cause.name == external_fragmentation::WITH_ROOM.name;
+    all.sort_by_key(|(cause, kind, case)| (rank(*kind, case), is_unused(cause), Reverse(case.bytes), *kind));
     // What the request that failed is itself for comes before what else is held, and might be needed.
     let own = facts
         .refused_line()
@@ -393,8 +398,9 @@ mod tests {
             let name = entry.expect("a file").file_name().to_string_lossy().into_owned();
             name.trim_end_matches(".rs").to_owned()
         });
-        let files: BTreeSet<String> =
-            files.filter(|name| !matches!(name.as_str(), "mod" | "facts" | "growth" | "holdings")).collect();
+        let files: BTreeSet<String> = files
+            .filter(|name| !matches!(name.as_str(), "mod" | "facts" | "growth" | "holdings" | "mostly"))
+            .collect();
         let table = std::fs::read_to_string(folder.join("mod.rs")).expect("the table");
         let lines = table.lines().filter_map(|line| line.trim().strip_suffix("::CAUSE,")).map(str::to_owned);
         let lines: BTreeSet<String> = lines.collect();

@@ -3,6 +3,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
+use crate::code;
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_trace::ledger::{SiteId, Wall};
 use gputrace_trace::words::{bytes, count};
@@ -71,6 +72,7 @@ fn few(facts: &Facts<'_>) -> Option<Case> {
     let of_model = near.iter().copied().find(|it| it.signs.has(Sign::Forward));
     let fix = match of_model {
         _ if makes_logits(facts, error.site) => OF_LOGITS,
+        None if makes_pairs(facts, error.site) => OF_PAIRS,
         Some(_) => {
             "call the model with fewer items at a time (a smaller batch, parts of the input), or work in chunks inside it"
         }
@@ -123,6 +125,7 @@ pub(super) fn twice(facts: &Facts<'_>) -> Option<Case> {
         && twin.site != error.site;
     let fix = match makes_logits(facts, error.site) {
         true => OF_LOGITS,
+        false if makes_pairs(facts, error.site) => OF_PAIRS,
         false => {
             "work in chunks (`torch.chunk`), or never build it: `torch.cdist`, `torch.sparse.mm`, indices, or `expand` instead of `repeat`"
         }
@@ -153,6 +156,18 @@ fn makes_logits(facts: &Facts<'_>, site: SiteId) -> bool {
     let text = facts.sources.text(&own.file, own.line).unwrap_or_default();
     LOGITS.iter().any(|word| text.contains(word) || own.inside.contains(word.trim_end_matches('(')))
 }
+
+/// Whether the program's line makes a result for each pair of rows itself, by a product of matrices or their distances.
+fn makes_pairs(facts: &Facts<'_>, site: SiteId) -> bool {
+    let Some(own) = facts.story.ledger.sites.site(site) else { return false };
+    let text = facts.sources.text(&own.file, own.line).unwrap_or_default();
+    PAIRS.iter().any(|word| text.contains(word) || own.inside == word.trim_end_matches('('))
+}
+
+const OF_PAIRS: &str = "work on a part of the rows at a time, and reduce each part before the next (its minimum, sum or top k; under `torch.utils.checkpoint` where a backward pass needs it)";
+
+/// Makes a result for each pair of rows.
+const PAIRS: [&str; 7] = ["cdist(", " @ ", "matmul(", "mm(", "einsum(", "outer(", "pdist("];
 
 const OF_LOGITS: &str = "these are logits: compute the loss in chunks of the sequence (a fused or chunked cross-entropy), take what you need before the softmax (`logits.gather(...) - logits.logsumexp(-1)`), or use a smaller batch";
 
@@ -238,6 +253,14 @@ fn what_of(facts: &Facts<'_>, asked: Bytes) -> (String, &'static str) {
         if is_of_attention {
             return (String::new(), OF_ATTENTION);
         }
+        if let Some(Failure::Torch(_, error)) = facts.failure {
+            if moves_data(facts, error.site) {
+                return ("; the line copies data of the host to the device, all at once".into(), OF_DATA);
+            }
+            if makes_pairs(facts, error.site) {
+                return (String::new(), OF_PAIRS);
+            }
+        }
         return (
             String::new(),
             "build it in chunks, or avoid the dense tensor (`torch.cdist` or a matrix product for distances, `scatter_reduce`, `index_add`), or reduce its size",
@@ -253,6 +276,16 @@ fn what_of(facts: &Facts<'_>, asked: Bytes) -> (String, &'static str) {
         "work in chunks, or broadcast the smaller tensor (`expand` instead of `repeat`, without `.contiguous()` or `reshape`)",
     )
 }
+
+/// Whether the statement moves what it has computed to the device: `torch.rand(n).to(device)`, and not a model.
+fn moves_data(facts: &Facts<'_>, site: SiteId) -> bool {
+    let Some(own) = facts.story.ledger.sites.site(site).filter(|own| own.inside.is_empty()) else {
+        return false;
+    };
+    facts.sources.text(&own.file, own.line).is_some_and(|text| code::moves_to_device(&text))
+}
+
+const OF_DATA: &str = "keep the data on the CPU, and move each batch in the loop: `batch.to(device, non_blocking=True)`, from pinned memory (`DataLoader(..., pin_memory=True)`)";
 
 /// What JAX asks for at once is mostly the memory that an executable works in.
 const OF_JAX: &str = "use a smaller batch or `jax.lax.map(..., batch_size=n)`; for gradients of `lax.scan`, use `jax.checkpoint` on its body";

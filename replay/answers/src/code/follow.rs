@@ -7,23 +7,18 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::Line;
+use super::containers::{is_emptied, is_looked_up, parked, taken_out};
 use super::handlers;
+use super::hooks::{of_hook, of_hooks};
 use super::keeper::{CUT, How, Keeper};
 use super::statements::{Function, Statement, Statements};
 use super::text::{
-    added, arguments_have, assigned, calls, carries, carries_any, is_joined, is_view, is_word, leaves_all,
-    parts, words,
+    added, arguments_have, assigned, calls, carries, carries_any, is_joined, is_of_views, is_word,
+    leaves_all, parts, words,
 };
 
 /// Decorators that keep what a function returns (functools, cachetools, joblib).
 const MEMOIZES: [&str; 5] = ["lru_cache", "cache", "cached", "memoize", "cachedmethod"];
-/// What calls a function beside a module's own code.
-const HOOKS: [&str; 4] = [
-    "register_forward_hook(",
-    "register_forward_pre_hook(",
-    "register_full_backward_hook(",
-    "register_hook(",
-];
 /// What runs a model's layers.
 const MODELS: [&str; 2] = ["def forward(", "def __call__("];
 /// Makes a container.
@@ -31,7 +26,7 @@ const EMPTY: [&str; 8] = ["[]", "{}", "list()", "dict()", "set()", "deque(", "de
 /// Longer statements are not shown whole.
 const MOST_SHOWN: usize = 100;
 /// Functions that a value is followed into, one from another.
-const DEEPEST: usize = 2;
+pub(super) const DEEPEST: usize = 2;
 
 /// What keeps the memory that a stack requested: its lines of the program's own, innermost first.
 pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements>>) -> Option<Keeper> {
@@ -40,6 +35,9 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
     let mut is_view = false;
     // The method in which the value has become an attribute of its object.
     let mut method: Option<&str> = None;
+    // Without a graph, what goes on to the next turn does not keep what was before.
+    let has_graph =
+        !lines.iter().any(|(_, name, line)| file(name).is_some_and(|it| super::is_without_graph(&it, *line)));
     for (at, name, line) in lines {
         let statements = file(name)?;
         let (own, function) = statements.function_at(*line)?;
@@ -60,23 +58,38 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
         is_view |= walk.returns_view;
         if let Some(found) = walk.kept {
             // What is emptied each turn keeps less than what goes on to the next.
-            let carried =
-                walk.attribute.filter(|it| it.how == How::Carried && is_emptied(&statements, &found));
+            let carried = walk
+                .attribute
+                .filter(|it| has_graph && it.how == How::Carried && is_emptied(&statements, &found));
             let found = carried.unwrap_or(found);
             let is_view = found.is_view || is_part;
-            return Some(Keeper { more: walk.more, is_view, ..found.named(name, false) });
+            let is_cache = found.how == How::Entry && is_looked_up(&statements, &found.text);
+            return Some(Keeper { more: walk.more, is_view, is_cache, ..found.named(name, false) });
         }
         let decorated = function.decorators.iter().find(|it| is_memoizing(&it.text));
         if let Some(decorator) = decorated.filter(|_| walk.returns) {
-            return Some(Found::at(decorator, How::Memoized, "").named(name, false));
+            let is_of_method = function.parameters().next() == Some("self");
+            let found = Found::at(decorator, How::Memoized, "").named(name, false);
+            return Some(Keeper { is_of_method, ..found });
         }
         let of_local =
             |found: Found| Keeper { is_view: found.is_view || is_part, ..found.named(name, false) };
         local = local.or_else(|| walk.local.map(of_local));
         context =
             context.or_else(|| of_context(&statements, &function).map(|found| found.named(name, false)));
+        if let Some(found) = walk.attribute.as_ref().filter(|_| !has_graph)
+            && let Some(parked) = parked(&statements, &found.text)
+        {
+            let is_view = found.is_view || is_part;
+            return Some(Keeper { is_view, ..parked.named(name, false) });
+        }
         attribute = attribute.or_else(|| walk.attribute.map(|found| found.named(name, false)));
-        hook = hook.or_else(|| stored.filter(|_| taken.is_none()).map(|found| found.named(name, true)));
+        hook = hook.or_else(|| {
+            let found = stored.filter(|_| taken.is_none())?;
+            let more =
+                of_hooks(&statements).iter().map(|it| it.line).filter(|it| *it != found.line).collect();
+            Some(Keeper { more, ..found.named(name, true) })
+        });
         let last = at.rsplit('.').next().unwrap_or_default();
         let is_of_self = attribute.as_ref().is_some_and(|it: &Keeper| it.text.starts_with("self."));
         match walk.returns {
@@ -180,31 +193,6 @@ fn of_context(statements: &Statements, function: &Function<'_>) -> Option<Found>
     })
 }
 
-/// What a function that the file registers as a hook keeps of its arguments.
-fn of_hook(statements: &Statements) -> Option<Found> {
-    let registers = statements.all().filter_map(|it| {
-        let at = HOOKS.iter().find_map(|hook| Some(it.text.find(hook)? + hook.len()))?;
-        let argument = parts(&it.text[at..], ',').first()?.trim_end_matches(')').trim();
-        Some(argument.rsplit('.').next().unwrap_or_default().split('(').next().unwrap_or_default().to_owned())
-    });
-    registers.filter(|name| !name.is_empty()).find_map(|name| {
-        let function = statements.function_named(&name)?;
-        // A function that makes the hook has it inside.
-        let inner = function.body.iter().find_map(|it| {
-            let name = it.text.strip_prefix("def ")?.split('(').next()?;
-            statements.function_named(name)
-        });
-        [Some(function), inner].into_iter().flatten().find_map(|function| {
-            // The module comes first, if there is more than one.
-            let names: Vec<&str> = function.parameters().filter(|it| *it != "self").collect();
-            let values = names.iter().skip(usize::from(names.len() > 1));
-            let names = values.map(|it| (*it).to_owned()).collect();
-            let walk = Walk::of(statements, Start::Names(names), &function, DEEPEST);
-            walk.kept.or(walk.local)
-        })
-    })
-}
-
 /// The name of a method that is memoized, and its line: the cache refers to `self`.
 pub(super) fn method_memoized(statements: &Statements) -> Option<(String, u32)> {
     let decorators = statements.all().filter(|it| it.text.starts_with('@') && is_memoizing(&it.text));
@@ -224,77 +212,60 @@ fn is_memoizing(decorator: &str) -> bool {
 fn is_view_of(statements: &Statements, function: &Function<'_>, value: &str) -> bool {
     let returns_view = |value: &str| {
         let called = calls(value).next().and_then(|(name, _)| statements.function_named(name));
-        let is_part = |it: &&Statement| it.text.strip_prefix("return ").is_some_and(is_view);
+        let is_part = |it: &&Statement| it.text.strip_prefix("return ").is_some_and(is_of_views);
         called.is_some_and(|called| called.body.iter().any(is_part))
     };
-    let of_expression = |value: &str| is_view(value) || returns_view(value);
+    let of_expression = |value: &str| is_of_views(value) || returns_view(value);
     let assigned_to = |it: &&Statement| {
         assigned(&it.text).is_some_and(|(target, _, of)| target == value && of_expression(of))
     };
     of_expression(value) || function.body.iter().any(assigned_to)
 }
 
-/// Whether the program empties a container, or takes its elements out again.
-fn is_emptied(statements: &Statements, keeper: &Found) -> bool {
-    let put = added(&keeper.text).map(|(container, _)| container);
-    let container = put.or_else(|| assigned(&keeper.text).map(|(target, ..)| target)).unwrap_or_default();
-    let container = container.split('[').next().unwrap_or_default();
-    let empties = |it: &Statement| {
-        let is_taken = [".clear(", ".pop(", ".popleft("].iter().any(|method| {
-            let call = format!("{container}{method}");
-            it.text.match_indices(&call).any(|(at, _)| !it.text[..at].ends_with(is_word))
-        });
-        is_taken && {
-            // A method that nothing calls empties nothing.
-            let method = statements.function_at(it.lines.0).and_then(|(_, function)| function.head);
-            let name = method.and_then(|head| calls(&head.text).next()).map(|(name, _)| name);
-            let is_other = |other: &Statement| !std::ptr::eq(other, it) && !other.text.starts_with("def ");
-            let is_called =
-                |name: &str| statements.all().any(|other| is_other(other) && calls_it(&other.text, name));
-            name.is_none_or(is_called)
-        }
-    };
-    !container.is_empty() && statements.all().any(empties)
-}
-
-fn calls_it(text: &str, name: &str) -> bool {
-    calls(text).any(|(called, _)| called == name)
-}
-
-/// The statement of a function that takes out again what a hook has stored.
-fn taken_out<'s>(function: &Function<'s>, hook: &Found) -> Option<&'s Statement> {
-    let container = assigned(&hook.text).map(|(target, ..)| target.split('[').next().unwrap_or_default())?;
-    let take = format!("{container}.pop(");
-    function.body.iter().copied().find(|it| it.text.contains(&take) && assigned(&it.text).is_some())
-}
-
 /// A [`Keeper`] whose file is not named yet.
-struct Found {
-    how: How,
-    line: u32,
-    text: String,
-    value: String,
-    is_several: bool,
-    is_view: bool,
+pub(super) struct Found {
+    pub(super) how: How,
+    pub(super) line: u32,
+    pub(super) text: String,
+    pub(super) value: String,
+    pub(super) is_several: bool,
+    pub(super) is_view: bool,
+    pub(super) is_number: Option<bool>,
+    pub(super) is_cycle: bool,
 }
 
 impl Found {
-    fn at(statement: &Statement, how: How, value: &str) -> Found {
+    pub(super) fn at(statement: &Statement, how: How, value: &str) -> Found {
         let is_long = statement.shown.chars().count() > MOST_SHOWN;
         let text: String = statement.shown.chars().take(MOST_SHOWN).collect();
         let text = if is_long { text + CUT } else { text };
         let value = value.trim().to_owned();
-        Found { how, line: statement.lines.0, text, value, is_several: false, is_view: false }
+        let line = statement.lines.0;
+        Found { how, line, text, value, is_several: false, is_view: false, is_number: None, is_cycle: false }
     }
 
     fn named(self, file: &str, is_hook: bool) -> Keeper {
-        let Found { how, line, text, value, is_several, is_view } = self;
-        Keeper { how, file: file.to_owned(), line, text, value, is_hook, more: vec![], is_several, is_view }
+        let Found { how, line, text, value, is_several, is_view, is_number, is_cycle } = self;
+        Keeper {
+            how,
+            file: file.to_owned(),
+            line,
+            text,
+            value,
+            is_hook,
+            more: vec![],
+            is_several,
+            is_view,
+            is_number,
+            is_cycle,
+            is_cache: false,
+            is_of_method: false,
+        }
     }
 }
 
 /// What is followed.
-enum Start<'a> {
+pub(super) enum Start<'a> {
     /// What a statement computes.
     Statement(&'a Statement),
     /// Names that refer to it.
@@ -302,7 +273,7 @@ enum Start<'a> {
 }
 
 /// Where a value goes within one function.
-struct Walk<'a> {
+pub(super) struct Walk<'a> {
     own: Option<&'a Statement>,
     names: BTreeSet<String>,
     /// Names of containers that the function makes.
@@ -313,11 +284,11 @@ struct Walk<'a> {
     loops: BTreeSet<u32>,
     body: Vec<&'a Statement>,
     /// In what outlives the function.
-    kept: Option<Found>,
+    pub(super) kept: Option<Found>,
     /// Lines of other statements that keep it so.
-    more: Vec<u32>,
+    pub(super) more: Vec<u32>,
     /// In a container that the function makes.
-    local: Option<Found>,
+    pub(super) local: Option<Found>,
     attribute: Option<Found>,
     returns: bool,
     /// What it returns is a part of a tensor.
@@ -325,7 +296,12 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn of(statements: &Statements, start: Start<'a>, function: &Function<'a>, depth: usize) -> Walk<'a> {
+    pub(super) fn of(
+        statements: &Statements,
+        start: Start<'a>,
+        function: &Function<'a>,
+        depth: usize,
+    ) -> Walk<'a> {
         // `a, b = [], []`
         let made =
             function.body.iter().filter_map(|it| assigned(&it.text)).flat_map(|(targets, _, values)| {
@@ -434,7 +410,25 @@ impl<'a> Walk<'a> {
     }
 
     fn found(&self, statement: &Statement, how: How, value: &str) -> Found {
-        Found { is_several: self.several.contains(value.trim()), ..Found::at(statement, how, value) }
+        let is_number = self.is_number(value.trim());
+        let is_several = self.several.contains(value.trim());
+        Found { is_several, is_number, ..Found::at(statement, how, value) }
+    }
+
+    /// Whether a name is of one number, as far as the function shows it: a backward pass begins with one, and `reduction="none"` leaves many.
+    fn is_number(&self, name: &str) -> Option<bool> {
+        let made =
+            self.body.iter().filter(|it| assigned(&it.text).is_some_and(|(target, ..)| target == name));
+        if made
+            .into_iter()
+            .any(|it| it.shown.contains("reduction=\"none\"") || it.shown.contains("reduction='none'"))
+        {
+            return Some(false);
+        }
+        let begins = [format!("{name}.backward("), format!("{name}.item(")];
+        let is_one = |it: &&&Statement| begins.iter().any(|text| it.text.starts_with(text.as_str()));
+        let is_plain = !name.is_empty() && name.chars().all(is_word);
+        self.body.iter().find(|it| is_plain && is_one(it)).map(|_| true)
     }
 
     fn put(&mut self, container: &str, found: Found) {
@@ -614,6 +608,8 @@ mod tests {
             "out = f(x)  # here\nall.append(out.detach().cpu())\nn += len(out)\nshape = out.shape\nshapes.append(shape)\n",
             "total += f(x).item()  # here\n",
             "out = f(x)  # here\nif out == 3: pass\n",
+            "out = f(x)  # here\nself.n += int((out[:, 1:] != out[:, :-1]).sum())\n",
+            "out = f(x)  # here\nself.all.append(torch.stack([it for it in out]).mean().item())\n",
             "def forward(self, h):\n    for layer in self.layers:\n        h = layer(h)  # here\n",
         ] {
             assert_eq!(kept(text), None, "{text}");
@@ -754,13 +750,23 @@ mod tests {
         let statements = Rc::new(Statements::of(text));
         let found =
             keeper(&[("f".to_owned(), "/a.py".to_owned(), 1)], |_| Some(statements.clone())).expect("one");
-        assert_eq!(found.instead(true), "at a.py:4, write `self.a += l.item()`; the same at 5");
+        assert_eq!(found.instead(true), "at a.py:4, write `self.a += l.detach()`; the same at 5");
     }
 
     #[test]
     fn what_to_write_instead_is_a_statement() {
         for (text, instead) in [
             ("l = f(x)  # here\nself.all.append(l)\n", "self.all.append(l.detach().cpu())"),
+            ("l = f(x)  # here\ntrain_loss = l\nall.append(train_loss)\n", "all.append(train_loss.item())"),
+            // A part of a name is no name, and some losses are one for each item.
+            ("l = f(x)  # here\naccepted = l\nall.append(accepted)\n", "all.append(accepted.detach().cpu())"),
+            (
+                "l = f(x)  # here\nloss = g(l, reduction='none')\nall.append(loss)\n",
+                "all.append(loss.detach().cpu())",
+            ),
+            // A backward pass begins with one number.
+            ("l = f(x)  # here\nelbo = l\nelbo.backward()\nall.append(elbo)\n", "all.append(elbo.item())"),
+            ("l = f(x)  # here\nself.all += l\n", "self.all += l.detach()"),
             ("r = f(x)  # here\nall[k] += [r]\n", "all[k] += [r.detach().cpu()]"),
             (
                 "r = f(x)  # here\nall.setdefault(k, []).append(r)\n",

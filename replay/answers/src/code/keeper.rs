@@ -52,6 +52,14 @@ pub(crate) struct Keeper {
     pub(crate) is_several: bool,
     /// It is a part of a tensor, which refers to all of that.
     pub(crate) is_view: bool,
+    /// Whether it is one number, where the program shows it.
+    pub(crate) is_number: Option<bool>,
+    /// The program takes values out of the container by their keys.
+    pub(crate) is_cache: bool,
+    /// A method's results are kept, with the object that they are of.
+    pub(crate) is_of_method: bool,
+    /// The tensor's own hook refers to what keeps it.
+    pub(crate) is_cycle: bool,
 }
 
 /// Between a line and the statement that keeps what it makes.
@@ -74,16 +82,29 @@ impl Keeper {
         let more: Vec<String> = self.more.iter().map(u32::to_string).collect();
         let more = if more.is_empty() { String::new() } else { format!("; the same at {}", more.join(", ")) };
         match self.how {
+            How::Entry if self.is_cache && !has_graph && !self.is_hook => {
+                let target = assigned(&self.text).map_or("it", |(target, ..)| target);
+                let container = target.split('[').next().unwrap_or(target);
+                format!(
+                    "bound `{container}` at {at}: drop the entry that was used longest ago (`OrderedDict.popitem(last=False)`), or keep idle entries on the CPU{more}"
+                )
+            }
             How::Added | How::Entry | How::Total | How::Attribute => match self.with_less(has_graph) {
                 Some(statement) if self.is_view && statement.contains(".clone()") && !has_graph => {
                     format!(
                         "at {at}, write `{statement}`{more}: a part of a tensor refers to all of its memory"
                     )
                 }
+                Some(statement) if self.is_cycle => format!(
+                    "at {at}, write `{statement}`{more}, or empty it when you remove the hooks: the tensor's hook refers to this object, and the object to the tensor"
+                ),
                 Some(statement) if statement.contains(".cpu()") => {
                     format!("at {at}, write `{statement}`{more}, and move back what a later step uses")
                 }
                 Some(statement) => format!("at {at}, write `{statement}`{more}"),
+                None if self.is_view && !has_graph => format!(
+                    "at {at}, copy what you keep (`.clone()` of each tensor){more}: a part of a tensor refers to all of its memory"
+                ),
                 None => format!("at {at}, keep only `.item()` or `.detach().cpu()` of each tensor{more}"),
             },
             How::Carried => match self.with_less(has_graph) {
@@ -113,6 +134,11 @@ impl Keeper {
                 )
             }
             How::Listed => format!("at {at}, let the list have `.item()` or `.detach().cpu()` of each"),
+            How::Memoized if self.is_of_method => {
+                format!(
+                    "at {at}, keep the result on its object (`functools.cached_property`): a cache of a method keeps every `self` and its result; or bound it (`maxsize=1`)"
+                )
+            }
             How::Memoized => {
                 format!(
                     "at {at}, bound the cache (`maxsize=`), or let the function return tensors on the CPU"
@@ -148,13 +174,14 @@ impl Keeper {
         };
         let at = self.text.match_indices(value).map(|(at, _)| at).filter(|at| is_whole(*at)).last()?;
         let (before, after) = (&self.text[..at], &self.text[at + value.len()..]);
-        let is_number = NUMBERS.iter().any(|name| value.to_ascii_lowercase().contains(name));
+        let is_number = self.is_number.unwrap_or_else(|| is_called_number(value));
         let less = match self.how {
             _ if self.is_view && !has_graph => ".clone()",
             How::Attribute if value.contains(".detach()") => ".cpu()",
             How::Attribute | How::Carried => ".detach()",
-            How::Total if inner.is_none() => ".item()",
+            _ if self.is_cycle => ".detach()",
             _ if is_number => ".item()",
+            How::Total if inner.is_none() => ".detach()",
             _ if value.contains(".detach()") => ".cpu()",
             // What a hook gets is large itself.
             _ if has_graph && !self.is_hook => ".detach()",
@@ -167,5 +194,14 @@ impl Keeper {
 
 /// Behind a statement that is not shown whole.
 pub(super) const CUT: &str = "...";
-/// In the names of what is a number.
-const NUMBERS: [&str; 6] = ["loss", "acc", "metric", "score", "error", "norm"];
+/// Whether a name, an attribute or an entry is called what people call numbers: `out.train_loss`, `loss[k]`, and not `accepted`.
+fn is_called_number(value: &str) -> bool {
+    let name = value.split(['[', '(']).next().unwrap_or_default();
+    let name = name.rsplit('.').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let last = name.rsplit('_').next().unwrap_or_default();
+    // A call may return anything: `model(loss)`.
+    !value.contains('(') && NUMBERS.contains(&last)
+}
+
+/// Names of what is a number.
+const NUMBERS: [&str; 5] = ["loss", "acc", "accuracy", "metric", "norm"];

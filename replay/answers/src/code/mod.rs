@@ -14,14 +14,18 @@ use gputrace_schemas::event::Process;
 use gputrace_trace::files;
 use rustc_hash::FxHashMap;
 
+mod containers;
 mod follow;
 mod handlers;
+mod hooks;
 mod keeper;
+mod locals;
 mod statements;
 mod text;
 
 pub(crate) use keeper::{How, KEPT_BY, Keeper};
 use statements::{Statement, Statements};
+pub(crate) use text::moves_to_device;
 
 /// Around code that makes no graph.
 const WITHOUT_GRAPH: [&str; 2] = ["no_grad", "inference_mode"];
@@ -89,6 +93,16 @@ impl Sources {
             let head = statements.function_at(*line)?.1.head?;
             (!matches!(last, "forward" | "__call__")).then(|| (last.to_owned(), place(name, head.lines.0)))
         })
+    }
+
+    /// Names that a line assigns and that its function does not use from another line on.
+    pub(crate) fn unused_from(&self, (_, file, line): &Line, now: u32) -> Option<Vec<String>> {
+        locals::unused_from(&*self.statements(file)?, *line, now)
+    }
+
+    /// Whether the source of the innermost of these lines is known.
+    pub(crate) fn have(&self, lines: &[Line]) -> bool {
+        lines.first().is_some_and(|(_, name, _)| self.statements(name).is_some())
     }
 
     /// Whether the files of these lines begin a backward pass anywhere.

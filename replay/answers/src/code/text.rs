@@ -130,11 +130,16 @@ pub(super) fn carries(expression: &str, name: &str) -> bool {
         let is_whole = !before.ends_with(is_word) && !before.ends_with('.') && !after.starts_with(is_word);
         // `f(name=...)`
         let is_keyword = after.starts_with('=') && !after.starts_with("==");
-        let is_measured = before.strip_suffix('(').is_some_and(|it| {
-            let function = it.rsplit(|c| !is_word(c)).next().unwrap_or_default();
-            MEASURES.contains(&function)
-        });
-        is_whole && !is_keyword && !is_measured && !is_index(before) && !leaves(after)
+        is_whole && !is_keyword && !is_index(before) && !leaves(after) && !is_measured(expression, at)
+    })
+}
+
+/// Whether brackets around a place make a number of what stands there, or a copy on the CPU: `int((x > 0).sum())`, `stack([x]).mean().item()`.
+fn is_measured(expression: &str, at: usize) -> bool {
+    let opens = expression[..at].match_indices(['(', '[', '{']).map(|(open, _)| open);
+    opens.filter_map(|open| Some((open, open + closing(&expression[open..])?))).any(|(open, end)| {
+        let function = expression[..open].rsplit(|c| !is_word(c)).next().unwrap_or_default();
+        end > at && (MEASURES.contains(&function) || leaves(&expression[end..]))
     })
 }
 
@@ -176,6 +181,19 @@ pub(super) fn is_to_cpu(method: &str, arguments: &str) -> bool {
     method == "to" && arguments.starts_with("(\"\")")
 }
 
+/// Whether a statement ends in a copy to the GPU: `.cuda()`, or `.to()` of a device.
+pub(crate) fn moves_to_device(text: &str) -> bool {
+    let value = assigned(text).map_or(text, |(.., value)| value);
+    let opens = value.match_indices('(').map(|(at, _)| at);
+    let Some(open) = opens.rev().find(|at| closing(&value[*at..]) == Some(value.len() - at)) else {
+        return false;
+    };
+    let (before, arguments) = (&value[..open], &value[open + 1..value.len() - 1]);
+    let is_device = |it: &str| it == "\"\"" || ["device", "cuda", "gpu"].iter().any(|word| it.contains(word));
+    before.ends_with(".cuda")
+        || before.ends_with(".to") && parts(arguments, ',').first().is_some_and(|it| is_device(it))
+}
+
 /// Whether an expression is a part of a tensor, which refers to all of its memory: a row or column `x[:, 0]`, `x.select(1, 0)`.
 pub(super) fn is_view(expression: &str) -> bool {
     let expression = expression.trim();
@@ -187,7 +205,17 @@ pub(super) fn is_view(expression: &str) -> bool {
         return false;
     };
     let (before, inside) = (&expression[..open], &expression[open + 1..expression.len() - 1]);
-    let is_number = |it: &&str| it.trim_start_matches('-').chars().all(|c| c.is_ascii_digit());
+    // `i:i + 1` is one row, too.
+    let is_step = |it: &str| {
+        it.split_once(':').is_some_and(|(from, to)| {
+            let to = to.trim();
+            is_one_name(from)
+                && to
+                    .strip_prefix(from.trim())
+                    .is_some_and(|rest| rest.trim() == "+ 1" || rest.trim() == "+1")
+        })
+    };
+    let is_number = |it: &&str| it.trim_start_matches('-').chars().all(|c| c.is_ascii_digit()) || is_step(it);
     if expression.ends_with(')') {
         return [".select", ".narrow"].iter().any(|name| before.ends_with(name));
     }
@@ -195,6 +223,22 @@ pub(super) fn is_view(expression: &str) -> bool {
     is_chain(before)
         && indices.iter().any(is_number)
         && indices.iter().any(|it| it.contains(':') || *it == "...")
+}
+
+/// Whether an expression is a part of a tensor, or a list or tuple of such.
+pub(super) fn is_of_views(expression: &str) -> bool {
+    let text = expression.trim();
+    let inner = [('[', ']'), ('(', ')')].into_iter().find_map(|(open, close)| {
+        let inner = text.strip_prefix(open)?.strip_suffix(close)?;
+        (closing(text) == Some(text.len())).then_some(inner)
+    });
+    let elements = inner.map(|inner| inner.split(" for ").next().unwrap_or_default());
+    is_view(text) || elements.is_some_and(|inner| parts(inner, ',').into_iter().any(is_of_views))
+}
+
+fn is_one_name(text: &str) -> bool {
+    let text = text.trim();
+    !text.is_empty() && text.chars().all(is_word)
 }
 
 /// Whether an expression as a whole ends in such a method: `model(x).item()`.
@@ -233,4 +277,26 @@ pub(super) fn closing(text: &str) -> Option<usize> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_row_by_a_slice_is_a_part_of_a_tensor_and_so_are_lists_of_them() {
+        assert!(is_of_views("[(h[:, i:i + 1], c[:, i:i + 1]) for i in range(n)]"));
+        assert!(is_of_views("x[:, 0]") && !is_of_views("x[0]") && !is_of_views("[f(x), g(x)]"));
+    }
+
+    #[test]
+    fn statements_that_copy_to_the_device_end_in_that() {
+        for text in ["self.a = torch.rand(n).log().to(device)", "x = load(path).cuda()", "x = y.to(\"\")"] {
+            assert!(moves_to_device(text), "{text}");
+        }
+        for text in ["x = y.to(torch.float16)", "x = torch.rand(n, device=device)", "x = f(y.to(device)) + 1"]
+        {
+            assert!(!moves_to_device(text), "{text}");
+        }
+    }
 }

@@ -20,7 +20,59 @@ fn second_order(job: &mut Job, net: &mut Net, at: &str) -> Vec<Block> {
     kept
 }
 
+/// A table, and an optimizer of the program's own whose state keeps two tensors of its size each step.
+fn history_of_a_table(job: &mut Job) {
+    let mut net = job.net("/job/net.py", MAKE, &[40 * MIB, 2 * MIB], MIB);
+    let at = |line: u32| format!("run@/job/study.py:{line},<module>@/job/study.py:70");
+    let embedding =
+        format!("embedding@{TORCH}/nn/functional.py:2551,{}", inside("Net.forward@/job/net.py:10", &at(30)));
+    let step = format!("Decay.step@/job/decay.py:39,wrapper@{TORCH}/optim/optimizer.py:533,{}", at(32));
+    for _ in 0..16 {
+        let kept = job.forward(&net, &at(30));
+        let gradient = job.put(
+            40 * MIB,
+            &format!("^EmbeddingBackward0^{embedding}^backward@{TORCH}/_tensor.py:600,{}", at(31)),
+        );
+        job.backward(&mut net, kept, &at(31));
+        job.free(gradient);
+        (0..2).for_each(|_| _ = job.put(40 * MIB, &step));
+    }
+    job.out_of_memory(40 * MIB, &step);
+}
+
+/// Two episodes of which the graph stays to the episode's end, with updates after each; one block of the first is still there.
+fn episodes(job: &mut Job) {
+    let mut net = job.net("/job/net.py", MAKE, &sizes(1), 2 * MIB);
+    let mut left = vec![];
+    for _ in 0..2 {
+        let mut graph: Vec<Block> =
+            (0..40).flat_map(|_| job.forward(&net, "play@/job/agent.py:44,main@/job/run.py:20")).collect();
+        left.push(graph.remove(0));
+        job.free_all(&mut graph);
+        for _ in 0..6 {
+            let kept = job.forward(&net, "learn@/job/agent.py:60,main@/job/run.py:21");
+            job.backward(&mut net, kept, "learn@/job/agent.py:64,main@/job/run.py:21");
+        }
+    }
+}
+
 pub(crate) const ILL: &[Ill] = &[
+    Ill {
+        name: "optimizer_that_is_recorded",
+        thread: "https://github.com/google-research/google-research/pull/235",
+        truth: "the step of an own optimizer runs with gradients, and its state keeps the graph of all steps",
+        causes: &["history kept by an optimizer", "an optimizer's step that autograd records"],
+        lines: &["decay.py:39"],
+        scene: history_of_a_table,
+    },
+    Ill {
+        name: "episode_with_its_graph",
+        thread: "https://github.com/kc-ml2/SimpleDreamer/issues/7",
+        truth: "each episode keeps its graph to its end, and no backward pass needs it",
+        causes: &["activations of a loop kept by its graph"],
+        lines: &["agent.py:44"],
+        scene: episodes,
+    },
     Ill {
         name: "tiles_blended_on_the_gpu",
         thread: "https://github.com/Project-MONAI/MONAI/issues/854",
