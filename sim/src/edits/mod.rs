@@ -251,6 +251,8 @@ impl Edits {
             layers::keep_spans(&mut program);
         }
         if updates_again && let Some((was, is)) = optimizer::not_reproduced(recorded) {
+            // Taken for gradients may be what is none: the state of that is not held.
+            changes.less = changes.less.max(is.saturating_sub(was));
             changes.note(
                 Sure::Range,
                 format!(

@@ -61,9 +61,9 @@ const NEVER_FREED: &str = "free what this line allocates";
 const CREATE_GRAPH: &str = "after `backward(create_graph=True)`, set `p.grad = None`, or use `torch.autograd.grad`; if a list keeps gradients: `.detach().cpu()`";
 
 /// Whatever keeps a graph.
-const WITH_GRAPH: &str = "keep `x.item()` or `x.detach().cpu()` (a list, total, hook, `retain_graph` or a state that is passed on keeps the graph), or evaluate under `inference_mode()`";
+const WITH_GRAPH: &str = "keep `x.item()` or `x.detach().cpu()` (a list, total, hook or `retain_graph` keeps the graph), or evaluate under `inference_mode()`";
 /// The same where the source shows that a backward pass follows.
-const WITH_BACKWARD: &str = "keep `x.item()` or `x.detach().cpu()`: a list, total, hook, `retain_graph` or a state that is passed on keeps the graph after its backward pass";
+const WITH_BACKWARD: &str = "keep `x.item()` or `x.detach().cpu()`: a list, total, hook or `retain_graph` keeps the graph after its backward pass";
 
 /// Whatever a hook keeps.
 const REMOVE_HOOK: &str =
