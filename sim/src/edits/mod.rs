@@ -250,18 +250,7 @@ impl Edits {
         if matches!(self.layout, Some(Layout::Fsdp(_))) {
             layers::keep_spans(&mut program);
         }
-        if updates_again && let Some((was, is)) = optimizer::not_reproduced(recorded) {
-            // Taken for gradients may be what is none: the state of that is not held.
-            changes.less = changes.less.max(is.saturating_sub(was));
-            changes.note(
-                Sure::Range,
-                format!(
-                    "the recorded optimizer held up to {}, and torch.optim with default arguments holds {}: it has other arguments, or is another optimizer",
-                    iec(was),
-                    iec(is)
-                ),
-            );
-        }
+        self.note_not_reproduced(recorded, &mut changes);
         if updates_again && recorded.scales_gradients() {
             changes.note(
                 Sure::Range,
@@ -368,6 +357,24 @@ impl Edits {
 
     /// Where steps request different sizes, each finds the free memory that others left: what is reserved depends on the place of every
     /// tensor of the new optimizer among them, and not on sizes alone.
+    /// Says where the recorded optimizer is not one that the rules make again.
+    fn note_not_reproduced(&self, recorded: &Program<'_>, changes: &mut Changes) {
+        if self.updates_again()
+            && let Some((was, is)) = optimizer::not_reproduced(recorded)
+        {
+            // Taken for gradients may be what is none: the state of that is not held.
+            changes.less = changes.less.max(is.saturating_sub(was));
+            changes.note(
+                Sure::Range,
+                format!(
+                    "the recorded optimizer held up to {}, and torch.optim with default arguments holds {}: it has other arguments, or is another optimizer",
+                    iec(was),
+                    iec(is)
+                ),
+            );
+        }
+    }
+
     fn note_unequal_steps(&self, recorded: &Program<'_>, changes: &mut Changes) {
         if self.updates_again() && !recorded.steps_are_equal() {
             changes.note(

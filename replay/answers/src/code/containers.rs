@@ -1,7 +1,6 @@
 //! What the program does with a container or an attribute that keeps a value: whether it empties it, looks things up in it, or moves them on.
 
-use super::follow::Found;
-use super::keeper::How;
+use super::keeper::{Found, How};
 use super::statements::{Function, Statement, Statements};
 use super::text::{added, assigned, calls, is_chain, is_word, leaves_all};
 

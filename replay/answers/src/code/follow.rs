@@ -10,7 +10,7 @@ use super::Line;
 use super::containers::{is_emptied, is_looked_up, parked, taken_out};
 use super::handlers;
 use super::hooks::{of_hook, of_hooks};
-use super::keeper::{CUT, How, Keeper};
+use super::keeper::{Found, How, Keeper};
 use super::statements::{Function, Statement, Statements};
 use super::text::{
     added, arguments_have, assigned, calls, carries, carries_any, is_joined, is_of_views, is_word,
@@ -23,8 +23,6 @@ const MEMOIZES: [&str; 5] = ["lru_cache", "cache", "cached", "memoize", "cachedm
 const MODELS: [&str; 2] = ["def forward(", "def __call__("];
 /// Makes a container.
 const EMPTY: [&str; 8] = ["[]", "{}", "list()", "dict()", "set()", "deque(", "defaultdict(", "OrderedDict("];
-/// Longer statements are not shown whole.
-const MOST_SHOWN: usize = 100;
 /// Functions that a value is followed into, one from another.
 pub(super) const DEEPEST: usize = 2;
 
@@ -220,48 +218,6 @@ fn is_view_of(statements: &Statements, function: &Function<'_>, value: &str) -> 
         assigned(&it.text).is_some_and(|(target, _, of)| target == value && of_expression(of))
     };
     of_expression(value) || function.body.iter().any(assigned_to)
-}
-
-/// A [`Keeper`] whose file is not named yet.
-pub(super) struct Found {
-    pub(super) how: How,
-    pub(super) line: u32,
-    pub(super) text: String,
-    pub(super) value: String,
-    pub(super) is_several: bool,
-    pub(super) is_view: bool,
-    pub(super) is_number: Option<bool>,
-    pub(super) is_cycle: bool,
-}
-
-impl Found {
-    pub(super) fn at(statement: &Statement, how: How, value: &str) -> Found {
-        let is_long = statement.shown.chars().count() > MOST_SHOWN;
-        let text: String = statement.shown.chars().take(MOST_SHOWN).collect();
-        let text = if is_long { text + CUT } else { text };
-        let value = value.trim().to_owned();
-        let line = statement.lines.0;
-        Found { how, line, text, value, is_several: false, is_view: false, is_number: None, is_cycle: false }
-    }
-
-    fn named(self, file: &str, is_hook: bool) -> Keeper {
-        let Found { how, line, text, value, is_several, is_view, is_number, is_cycle } = self;
-        Keeper {
-            how,
-            file: file.to_owned(),
-            line,
-            text,
-            value,
-            is_hook,
-            more: vec![],
-            is_several,
-            is_view,
-            is_number,
-            is_cycle,
-            is_cache: false,
-            is_of_method: false,
-        }
-    }
 }
 
 /// What is followed.

@@ -1,7 +1,7 @@
 //! What functions keep that the program registers as hooks of modules and tensors.
 
-use super::follow::{DEEPEST, Found, Start, Walk};
-use super::keeper::How;
+use super::follow::{DEEPEST, Start, Walk};
+use super::keeper::{Found, How};
 use super::statements::Statements;
 use super::text::{assigned, parts};
 

@@ -1,5 +1,6 @@
 //! How a statement of the program keeps a value, and what to write in its place.
 
+use super::statements::Statement;
 use super::text::{assigned, is_chain, is_chain_of_one, is_word, parts};
 
 /// How the program keeps a value.
@@ -60,6 +61,48 @@ pub(crate) struct Keeper {
     pub(crate) is_of_method: bool,
     /// The tensor's own hook refers to what keeps it.
     pub(crate) is_cycle: bool,
+}
+
+/// A [`Keeper`] whose file is not named yet.
+pub(super) struct Found {
+    pub(super) how: How,
+    pub(super) line: u32,
+    pub(super) text: String,
+    pub(super) value: String,
+    pub(super) is_several: bool,
+    pub(super) is_view: bool,
+    pub(super) is_number: Option<bool>,
+    pub(super) is_cycle: bool,
+}
+
+impl Found {
+    pub(super) fn at(statement: &Statement, how: How, value: &str) -> Found {
+        let is_long = statement.shown.chars().count() > MOST_SHOWN;
+        let text: String = statement.shown.chars().take(MOST_SHOWN).collect();
+        let text = if is_long { text + CUT } else { text };
+        let value = value.trim().to_owned();
+        let line = statement.lines.0;
+        Found { how, line, text, value, is_several: false, is_view: false, is_number: None, is_cycle: false }
+    }
+
+    pub(super) fn named(self, file: &str, is_hook: bool) -> Keeper {
+        let Found { how, line, text, value, is_several, is_view, is_number, is_cycle } = self;
+        Keeper {
+            how,
+            file: file.to_owned(),
+            line,
+            text,
+            value,
+            is_hook,
+            more: vec![],
+            is_several,
+            is_view,
+            is_number,
+            is_cycle,
+            is_cache: false,
+            is_of_method: false,
+        }
+    }
 }
 
 /// Between a line and the statement that keeps what it makes.
@@ -192,8 +235,10 @@ impl Keeper {
     }
 }
 
+/// Longer statements are not shown whole.
+const MOST_SHOWN: usize = 100;
 /// Behind a statement that is not shown whole.
-pub(super) const CUT: &str = "...";
+const CUT: &str = "...";
 /// Whether a name, an attribute or an entry is called what people call numbers: `out.train_loss`, `loss[k]`, and not `accepted`.
 fn is_called_number(value: &str) -> bool {
     let name = value.split(['[', '(']).next().unwrap_or_default();
