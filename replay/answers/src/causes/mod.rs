@@ -335,7 +335,19 @@ fn with_callers(facts: &Facts<'_>, site: &str) -> String {
     let path = failed.or_else(|| holder().map(|holder| &holder.lines)).map_or("", |path| callers(path));
     // What made a tensor may be named already, by who called it or by what keeps it.
     let is_known = [" called ", KEPT_BY].iter().any(|words| site.contains(words));
-    if path.is_empty() || is_known { site.to_owned() } else { format!("{site}{CALLED_FROM}{path}") }
+    if path.is_empty() || is_known {
+        return site.to_owned();
+    }
+    let caller = |line: &str| {
+        let (function, place) = line.split_once(" (").unwrap_or(("<module>", line));
+        let place = place.trim_end_matches(')').rsplit('/').next().unwrap_or_default().to_owned();
+        if function == "<module>" {
+            format!(", called at {place}")
+        } else {
+            format!("{CALLED_FROM}{function} ({place})")
+        }
+    };
+    site.to_owned() + &path.split(CALLED_FROM).map(caller).collect::<String>()
 }
 
 /// A case, its cause, and what of the memory it is that goes wrong.
