@@ -338,16 +338,13 @@ fn with_callers(facts: &Facts<'_>, site: &str) -> String {
     if path.is_empty() || is_known {
         return site.to_owned();
     }
-    let caller = |line: &str| {
-        let (function, place) = line.split_once(" (").unwrap_or(("<module>", line));
-        let place = place.trim_end_matches(')').rsplit('/').next().unwrap_or_default().to_owned();
-        if function == "<module>" {
-            format!(", called at {place}")
-        } else {
-            format!("{CALLED_FROM}{function} ({place})")
-        }
-    };
-    site.to_owned() + &path.split(CALLED_FROM).map(caller).collect::<String>()
+    // A call at the module's own level says no more than the function that it calls.
+    let callers = path.split(CALLED_FROM).filter_map(|line| line.split_once(" ("));
+    let callers = callers.filter(|(function, _)| *function != "<module>").map(|(function, place)| {
+        let place = place.trim_end_matches(')').rsplit('/').next().unwrap_or_default();
+        format!("{CALLED_FROM}{function} ({place})")
+    });
+    site.to_owned() + &callers.collect::<String>()
 }
 
 /// A case, its cause, and what of the memory it is that goes wrong.
