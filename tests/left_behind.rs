@@ -254,7 +254,7 @@ exec 7>&-
     assert!(shown.ends_with("nothing was removed\nthe file: root's own\n"), "{shown}");
 }
 
-/// Twenty traces of another user that hold every lock there is, one with a lease, and one of ours, of which a reader holds what it can.
+/// Another user holds every kind of lock on twenty traces of their own, a lease on one of them, and on a trace of ours what a reader can hold.
 const LOCKED: &str = r#"
 as() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
 as true || { echo cannot; exit 0; }

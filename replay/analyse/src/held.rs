@@ -43,9 +43,7 @@ pub struct HeldAt {
     pub requested_before: Vec<(Nanos, Bytes)>,
     /// What all lines had requested by the request that failed then. The latest.
     pub asked_before: Vec<Asked>,
-    /// The program's innermost lines of the request that failed then, `a, called from b`.
-    pub failed_lines: String,
-    /// All of the program's own lines of that request, innermost first: function, file and line.
+    /// All of the program's own lines of the request that failed then, innermost first: function, file and line.
     pub failed_own: Vec<(String, String, u32)>,
     /// How often the line of the request that failed then requested memory before and after it.
     pub n_before: u64,
@@ -365,7 +363,6 @@ impl HeldAt {
         self.holdings = partition.holdings(known, &self, &is_held);
         self.evaluated = partition.evaluated(known, &is_held);
         if let Some(error) = failed_at(known.ledger, self.device, self.time) {
-            self.failed_lines = holdings::own_lines(known.definitions, error.stack, holdings::MOST_LINES);
             self.failed_own = own_of(known.definitions, error.stack);
             let of_line = known.lives.list.iter().rev().filter(|life| {
                 life.device == self.device && life.site == error.site && life.since <= self.time

@@ -315,7 +315,9 @@ impl Edits {
         if self.offload == Some(Offload::Optimizer) {
             offload::optimizer(&mut program, &mut changes);
         }
+        let spread = self.spread(recorded, &mut changes);
         changes.margins = self.margins(recorded, changes.sure());
+        changes.margins.widen(Margins::new(spread, spread));
         // Shown of the likeliest alone.
         if end == End::Best {
             let peaks = (recorded.peak().1, program.peak().1);
@@ -357,6 +359,20 @@ impl Edits {
 
     /// Where steps request different sizes, each finds the free memory that others left: what is reserved depends on the place of every
     /// tensor of the new optimizer among them, and not on sizes alone.
+    /// By which part other batches may need more or less than those recorded, where they come together in other numbers; says why.
+    fn spread(&self, recorded: &Program<'_>, changes: &mut Changes) -> f64 {
+        if self.accumulate.is_none() || recorded.steps_are_equal() {
+            return 0.0;
+        }
+        let spread = recorded.spread_of_steps();
+        let percent = (100.0 * spread).ceil();
+        changes.note(
+            Sure::Range,
+            format!("the recorded steps differ by up to {percent} % at their peaks, and accumulation combines other batches"),
+        );
+        spread
+    }
+
     /// Says where the recorded optimizer is not one that the rules make again.
     fn note_not_reproduced(&self, recorded: &Program<'_>, changes: &mut Changes) {
         if self.updates_again()
@@ -382,15 +398,6 @@ impl Edits {
                 "the recorded steps request different sizes: where the new optimizer's tensors lie among them decides what is reserved",
             );
         }
-        if self.accumulate.is_some() && !recorded.steps_are_equal() {
-            let percent = (100.0 * recorded.spread_of_steps()).ceil();
-            changes.note(
-                Sure::Range,
-                format!(
-                    "the peaks of the recorded steps differ by up to {percent} %, and other batches come together"
-                ),
-            );
-        }
     }
 
     /// Says where it is not known which parameters are trained.
@@ -411,10 +418,6 @@ impl Edits {
             Sure::Guess => ASSUMED,
         };
         let is_of_tensors = self.precision.is_some() || self.freeze.is_some() || self.lora.is_some();
-        if self.accumulate.is_some() && !recorded.steps_are_equal() {
-            let spread = recorded.spread_of_steps();
-            margins.widen(Margins::new(spread, spread));
-        }
         let is_of_passes = self.checkpoint.is_some()
             || self.set_to_none == Some(true)
             || self.offload == Some(Offload::Activations);

@@ -326,23 +326,24 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
     all
 }
 
+/// Callers of a line that are named.
+const MOST_CALLERS: usize = 2;
+
 /// A line of the program with those that called it: one line may serve training, validation and more.
 fn with_callers(facts: &Facts<'_>, site: &str) -> String {
     let is_it = |other: &str| line_of(other) == line_of(site);
-    let failed =
-        facts.refused_line().filter(|line| is_it(line)).and(facts.held).map(|held| &held.failed_lines);
-    let holder = || facts.holders().find(|holder| is_it(&facts.site(holder.site)));
-    let path = failed.or_else(|| holder().map(|holder| &holder.lines)).map_or("", |path| callers(path));
     // What made a tensor may be named already, by who called it or by what keeps it.
-    let is_known = [" called ", KEPT_BY].iter().any(|words| site.contains(words));
-    if path.is_empty() || is_known {
+    if [" called ", KEPT_BY].iter().any(|words| site.contains(words)) {
         return site.to_owned();
     }
+    let failed = facts.refused_line().filter(|line| is_it(line)).and(facts.held).map(|held| &held.failed_own);
+    let holder = || facts.holders().find(|holder| is_it(&facts.site(holder.site)));
+    let Some(own) = failed.or_else(|| holder().map(|holder| &holder.own)) else { return site.to_owned() };
+    let callers = own.iter().skip(1).take(MOST_CALLERS);
     // A call at the module's own level says no more than the function that it calls.
-    let callers = path.split(CALLED_FROM).filter_map(|line| line.split_once(" ("));
-    let callers = callers.filter(|(function, _)| *function != "<module>").map(|(function, place)| {
-        let place = place.trim_end_matches(')').rsplit('/').next().unwrap_or_default();
-        format!("{CALLED_FROM}{function} ({place})")
+    let callers = callers.filter(|(function, ..)| function != "<module>").map(|(function, file, line)| {
+        let file = file.rsplit('/').next().unwrap_or_default();
+        format!("{CALLED_FROM}{function} ({file}:{line})")
     });
     site.to_owned() + &callers.collect::<String>()
 }

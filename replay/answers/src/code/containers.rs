@@ -4,6 +4,15 @@ use super::keeper::{Found, How};
 use super::statements::{Function, Statement, Statements};
 use super::text::{added, assigned, calls, is_chain, is_word, leaves_all};
 
+/// What a statement puts into a container: how, the container, and the value.
+pub(super) fn put(text: &str) -> Option<(How, &str, &str)> {
+    if let Some((container, argument)) = added(text) {
+        return Some((How::Added, container, argument));
+    }
+    let (target, "=", value) = assigned(text)? else { return None };
+    target.ends_with(']').then_some((How::Entry, target, value))
+}
+
 /// The statement that puts an attribute, or an element of it, into a container: what replaces the attribute does not replace that.
 pub(super) fn parked(statements: &Statements, text: &str) -> Option<Found> {
     let (target, "=", _) = assigned(text)? else { return None };
@@ -12,14 +21,7 @@ pub(super) fn parked(statements: &Statements, text: &str) -> Option<Found> {
     let is_it =
         |value: &str| value == target || value.starts_with(&element) && is_chain(value) && !leaves_all(value);
     statements.all().filter(|_| is_one).find_map(|it| {
-        let put = match added(&it.text) {
-            Some((container, argument)) => (How::Added, container, argument),
-            None => match assigned(&it.text)? {
-                (container, "=", value) if container.ends_with(']') => (How::Entry, container, value),
-                _ => return None,
-            },
-        };
-        let (how, container, value) = put;
+        let (how, container, value) = put(&it.text)?;
         let is_other = !container.starts_with(target);
         // What a function returns for it may be a tuple of parts.
         (is_other && is_it(value)).then(|| Found { is_several: true, ..Found::at(it, how, value) })

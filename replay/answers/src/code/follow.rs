@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::Line;
-use super::containers::{is_emptied, is_looked_up, parked, taken_out};
+use super::containers::{is_emptied, is_looked_up, parked, put, taken_out};
 use super::handlers;
-use super::hooks::{of_hook, of_hooks};
+use super::hooks::of_hooks;
 use super::keeper::{Found, How, Keeper};
 use super::statements::{Function, Statement, Statements};
 use super::text::{
@@ -49,8 +49,9 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
                 None => break,
             }
         }
-        let stored = of_hook(&statements);
-        let taken = stored.as_ref().and_then(|hook| taken_out(&function, hook));
+        let mut stored = of_hooks(&statements).into_iter();
+        let first = stored.next();
+        let taken = first.as_ref().and_then(|hook| taken_out(&function, hook));
         let walk = Walk::of(&statements, Start::Statement(taken.unwrap_or(own)), &function, 0);
         let is_part = is_view;
         is_view |= walk.returns_view;
@@ -83,10 +84,8 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
         }
         attribute = attribute.or_else(|| walk.attribute.map(|found| found.named(name, false)));
         hook = hook.or_else(|| {
-            let found = stored.filter(|_| taken.is_none())?;
-            let more =
-                of_hooks(&statements).iter().map(|it| it.line).filter(|it| *it != found.line).collect();
-            Some(Keeper { more, ..found.named(name, true) })
+            let found = first.filter(|_| taken.is_none())?;
+            Some(Keeper { more: stored.map(|it| it.line).collect(), ..found.named(name, true) })
         });
         let last = at.rsplit('.').next().unwrap_or_default();
         let is_of_self = attribute.as_ref().is_some_and(|it: &Keeper| it.text.starts_with("self."));
@@ -119,15 +118,9 @@ fn holder_of<'t>(text: &'t str, method: &str) -> Option<&'t str> {
 /// The statement that puts an object itself into a container.
 fn kept_object(function: &Function<'_>, object: &str) -> Option<Found> {
     function.body.iter().find_map(|it| {
-        let put = match added(&it.text) {
-            Some((_, argument)) => (How::Added, argument),
-            None => match assigned(&it.text)? {
-                (target, "=", value) if target.ends_with(']') => (How::Entry, value),
-                _ => return None,
-            },
-        };
-        let is_it = parts(put.1, ',').iter().any(|argument| argument.trim() == object);
-        is_it.then(|| Found { is_several: true, ..Found::at(it, put.0, object) })
+        let (how, _, values) = put(&it.text)?;
+        let is_it = parts(values, ',').iter().any(|argument| argument.trim() == object);
+        is_it.then(|| Found { is_several: true, ..Found::at(it, how, object) })
     })
 }
 

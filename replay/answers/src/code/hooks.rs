@@ -12,12 +12,7 @@ const HOOKS: [&str; 4] = [
     "register_full_backward_hook(",
     "register_hook(",
 ];
-/// What a function that the file registers as a hook keeps of its arguments.
-pub(super) fn of_hook(statements: &Statements) -> Option<Found> {
-    of_hooks(statements).into_iter().next()
-}
-
-/// The same of all such functions, each statement once.
+/// What functions that the file registers as hooks keep of their arguments, each statement once.
 pub(super) fn of_hooks(statements: &Statements) -> Vec<Found> {
     let mut all: Vec<Found> = vec![];
     for name in statements.all().flat_map(|it| registered(statements, &it.text)) {

@@ -19,6 +19,9 @@ impl Statement {
     }
 }
 
+/// Longer statements say nothing: they are tables of data, and what is asked of a statement takes time and depth by its length.
+const LONGEST: usize = 4096;
+
 /// All statements of a file, in order.
 #[derive(Debug, Default)]
 pub(super) struct Statements(Vec<Statement>);
@@ -40,7 +43,7 @@ impl Statements {
             if reader.is_between() {
                 let text = one_line(&std::mem::take(&mut reader.text));
                 let shown = one_line(&std::mem::take(&mut reader.shown));
-                if !text.is_empty() {
+                if !text.is_empty() && text.len() <= LONGEST {
                     let lines = (reader.begins, number);
                     all.0.push(Statement { lines, indent: reader.indent, text, shown });
                 }
@@ -309,5 +312,11 @@ mod tests {
             let all = Statements::of(text);
             (0..9).for_each(|line| drop(all.function_at(line)));
         }
+    }
+
+    #[test]
+    fn tables_of_data_are_no_statements_to_follow() {
+        let deep = format!("a = f(x)\nb = {}a{}\n", "(".repeat(100_000), ")".repeat(100_000));
+        assert_eq!(Statements::of(&deep).all().map(|it| &*it.text).collect::<Vec<_>>(), ["a = f(x)"]);
     }
 }

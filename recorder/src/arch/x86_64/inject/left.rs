@@ -163,7 +163,7 @@ impl Late {
         !is_there()
     }
 
-    /// The process's descriptors whose links say that they lead to a memory file of ours.
+    /// Descriptors of the process that link to one of our memory files.
     fn files(&self) -> Vec<u32> {
         let begin = format!("/memfd:{}", late::NAME.to_string_lossy());
         Descriptors::of(self.pid).named(&begin).unwrap_or_default()
