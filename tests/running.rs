@@ -23,9 +23,13 @@ const PATIENCE: Duration = Duration::from_secs(900);
 const LEAST: Duration = Duration::from_secs(50);
 /// Seconds of silence after which stacks are read.
 const HANG_AFTER: &str = "5";
+/// Jobs that hang, at a time. Where all start at once, their first steps are slow, and a rank that computes is not called a hang before
+/// many times what its steps took.
+const HANGING_AT_ONCE: usize = 6;
 
 struct Job {
     name: String,
+    began: Instant,
     expected: Value,
     traces: PathBuf,
     ranks: Vec<Child>,
@@ -56,12 +60,17 @@ fn hangs_are_named_while_they_last_and_slow_jobs_are_not_called_hangs() {
     let library = modules.join("fake_nccl");
     fs::create_dir_all(&library).expect("a folder");
     fs::copy(source("fake_nccl.py"), library.join("__init__.py")).expect("a copy of fake_nccl.py");
-    let jobs = list("scenarios/running.py").into_iter().map(|job| start(&job, folder.path(), &modules));
-    let (mut healthy, mut hanging): (Vec<Job>, Vec<Job>) = jobs.partition(|job| job.expected.is_null());
-    assert!(healthy.len() >= 12 && hanging.len() >= 12, "{} and {}", healthy.len(), hanging.len());
+    let (healthy, mut waiting): (Vec<Value>, Vec<Value>) =
+        list("scenarios/running.py").into_iter().partition(|scenario| scenario["expected"].is_null());
+    assert!(healthy.len() >= 12 && waiting.len() >= 12, "{} and {}", healthy.len(), waiting.len());
+    let start = |scenario: &Value| start(scenario, folder.path(), &modules);
+    let mut healthy: Vec<Job> = healthy.iter().map(start).collect();
+    let mut hanging: Vec<Job> = Vec::new();
 
     let began = Instant::now();
-    while !hanging.is_empty() || began.elapsed() < LEAST {
+    while !hanging.is_empty() || !waiting.is_empty() || began.elapsed() < LEAST {
+        let n_more = HANGING_AT_ONCE.saturating_sub(hanging.len()).min(waiting.len());
+        hanging.extend(waiting.drain(..n_more).map(|scenario| start(&scenario)));
         for job in &mut healthy {
             job.said = ranks(&job.traces);
             // Once is too often.
@@ -72,9 +81,9 @@ fn hangs_are_named_while_they_last_and_slow_jobs_are_not_called_hangs() {
         for mut job in std::mem::take(&mut hanging) {
             job.said = ranks(&job.traces);
             match job.problem() {
-                None => ends(job, began),
+                None => ends(job),
                 Some(problem) => {
-                    assert!(!is_hang(began, PATIENCE), "{}: {problem}", job.name);
+                    assert!(!is_hang(job.began, PATIENCE), "{}: {problem}", job.name);
                     hanging.push(job);
                 }
             }
@@ -89,7 +98,8 @@ fn hangs_are_named_while_they_last_and_slow_jobs_are_not_called_hangs() {
 
 /// Kills a job that is named as it should be: its traces say the same, also where the late rank stood. What others of them take of a
 /// processor is theirs from then on.
-fn ends(job: Job, began: Instant) {
+fn ends(job: Job) {
+    let began = job.began;
     let (name, traces, expected, n_ranks) =
         (job.name.clone(), job.traces.clone(), job.expected.clone(), job.ranks.len());
     eprintln!("{:?}: {}", began.elapsed(), row(&name, &expected, &job.said));
@@ -205,5 +215,12 @@ fn start(scenario: &Value, folder: &Path, modules: &Path) -> Job {
         command.spawn().expect("gputrace runs")
     };
     let ranks = (0..n_ranks).map(start).collect();
-    Job { name: name.to_owned(), expected: scenario["expected"].clone(), traces, ranks, said: Value::Null }
+    Job {
+        name: name.to_owned(),
+        began: Instant::now(),
+        expected: scenario["expected"].clone(),
+        traces,
+        ranks,
+        said: Value::Null,
+    }
 }
