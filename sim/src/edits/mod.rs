@@ -22,9 +22,12 @@ mod order;
 mod precision;
 mod program;
 pub mod spelling;
+mod sums;
 mod table;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod twice_tests;
 
 use rustc_hash::FxHashMap;
 

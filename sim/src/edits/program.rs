@@ -14,7 +14,7 @@ use crate::predict::is_generated;
 /// A moment that never comes: the tensor is held to the end.
 pub(super) const NEVER: u64 = u64::MAX;
 /// What a backward pass kept is freed within so much of its last request.
-const LATE: u64 = 8 * GAP;
+pub(super) const LATE: u64 = 8 * GAP;
 
 /// What a tensor is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -261,6 +261,7 @@ impl<'a> Program<'a> {
         let (passes, inner_passes) = program.passes_of_steps(passes);
         program.inner_passes = inner_passes;
         program.number_nodes(&passes);
+        program.mark_parts_of_last_sums(&passes);
         program.find_steps(&passes);
         program.optimizer = Recorded::of(&program, stream);
         Ok(program)

@@ -9,16 +9,16 @@ use crate::ops::{
 use crate::stacks::Stacks;
 use crate::whatif::{Laboratory, Question};
 
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 /// Stacks of the program below.
-const MODEL: u32 = 0;
-const LAYER: u32 = 1;
-const SCRATCH: u32 = 2;
-const BACK: u32 = 3;
+pub(super) const MODEL: u32 = 0;
+pub(super) const LAYER: u32 = 1;
+pub(super) const SCRATCH: u32 = 2;
+pub(super) const BACK: u32 = 3;
 const ADAM: u32 = 4;
-const LOSS: u32 = 5;
+pub(super) const LOSS: u32 = 5;
 
-fn stacks() -> Stacks {
+pub(super) fn stacks() -> Stacks {
     let frame = |name: &str, file: &str, line| Frame { name: name.into(), file: file.into(), line };
     let frames = vec![
         frame("<module>", "/job/train.py", 1),
@@ -43,21 +43,21 @@ fn stacks() -> Stacks {
 }
 
 /// Writes a program.
-struct Script {
-    builder: Builder,
-    of: Vec<Known>,
-    passes: Vec<(AllocId, AllocId)>,
+pub(super) struct Script {
+    pub(super) builder: Builder,
+    pub(super) of: Vec<Known>,
+    pub(super) passes: Vec<(AllocId, AllocId)>,
 }
 
 impl Script {
-    fn ask(&mut self, mib: u64, stack: u32, purpose: Purpose, phase: Phase) -> AllocId {
+    pub(super) fn ask(&mut self, mib: u64, stack: u32, purpose: Purpose, phase: Phase) -> AllocId {
         let (stream, pool) = (StreamIdx(0), PoolIdx::DEFAULT);
         let stack = StackId(stack);
         self.of.push(Known { purpose, phase, time: self.of.len() as u64 * 1000 });
         self.builder.alloc(Allocation { requested: mib * MIB, address: 0, stack, stream, pool })
     }
 
-    fn free(&mut self, id: AllocId) {
+    pub(super) fn free(&mut self, id: AllocId) {
         self.builder.op(Op::FreeRequested(id));
         self.builder.op(Op::FreeCompleted(id));
     }
@@ -151,7 +151,7 @@ fn peak(edits: Edits) -> u64 {
     peak_of(training(), edits)
 }
 
-fn peak_of((stream, understood): (OpStream, Understood), edits: Edits) -> u64 {
+pub(super) fn peak_of((stream, understood): (OpStream, Understood), edits: Edits) -> u64 {
     let program = Program::of(&stream, &understood).expect("it can be edited");
     let (edited, _) = edits.apply(&program, End::Best).expect("they can be made");
     let edited = edited.stream();
@@ -160,7 +160,7 @@ fn peak_of((stream, understood): (OpStream, Understood), edits: Edits) -> u64 {
     outcome.books.requested.peak / MIB
 }
 
-const NONE: Edits = Edits {
+pub(super) const NONE: Edits = Edits {
     optimizer: None,
     way: None,
     set_to_none: None,
