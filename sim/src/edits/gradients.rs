@@ -3,7 +3,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::holds::Holds;
-use super::program::{NEVER, Phase, Program, Purpose, Tensor};
+use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
 use super::{End, Optimizer, Unfit};
 
 /// Copies of a micro-batch beyond this many change nothing: each asks for the same.
@@ -250,10 +250,15 @@ pub(super) fn freeze(
         let Some(last) = last_of(program, step, &trained) else {
             return Err(Unfit("nothing would be trained".into()));
         };
+        let inputs = inputs_of_trained(program, step, &trained, end);
         removed.extend(without_gradients(program, step, &frozen, Some(last)));
         removed.extend(without_frozen_branches(program, step, &trained, last, end));
         release_factors(program, step, &frozen, end);
         release_unsaved(program, step, last, end);
+        for (index, until) in inputs {
+            let tensor = &mut program.tensors[index];
+            tensor.free_at(until.max(tensor.freed));
+        }
         let trained: FxHashSet<usize> = trained.into_iter().collect();
         program.steps[number].gradients.retain(|index| trained.contains(index));
     }
@@ -264,7 +269,7 @@ pub(super) fn freeze(
 
 /// The last operation that makes one of these gradients, or adds to it, as where a loop uses a parameter again and again: the gradient is the
 /// first that was made, and the others were freed at once.
-fn last_of(program: &Program<'_>, step: &super::program::Step, gradients: &[usize]) -> Option<u32> {
+fn last_of(program: &Program<'_>, step: &Step, gradients: &[usize]) -> Option<u32> {
     let own = gradients.iter().map(|index| &program.tensors[*index]);
     let mut made: FxHashMap<(u32, u64), u64> = FxHashMap::default();
     let mut last = None;
@@ -355,7 +360,7 @@ struct Kept {
 }
 
 impl Kept {
-    fn of(program: &Program<'_>, step: &super::program::Step, which: End) -> Kept {
+    fn of(program: &Program<'_>, step: &Step, which: End) -> Kept {
         let (start, end) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
         let mut nodes: Vec<(u64, u32)> = vec![];
         for it in program.tensors[program.born_within(start, end + 1)].iter().filter(|it| it.node > 0) {
@@ -384,12 +389,41 @@ impl Kept {
     }
 }
 
+/// Inputs of trained operations that a frozen operation freed, as it ran after them: a shortcut or a pyramid of features takes what a frozen
+/// layer made, and keeps it for the gradient of its own weight. Which tensor that is shows in its size alone, that of the gradient of the
+/// input. Gives back each with the moment when the trained operation frees it.
+fn inputs_of_trained(
+    program: &Program<'_>,
+    step: &Step,
+    trained: &[usize],
+    end: End,
+) -> FxHashMap<usize, u64> {
+    let of_trained: FxHashSet<u32> = trained.iter().map(|index| program.tensors[*index].node).collect();
+    let kept = Kept::of(program, step, end);
+    let bytes = |index: usize| program.tensors[index].bytes;
+    let mut inputs: FxHashMap<usize, u64> = FxHashMap::default();
+    for (at, (begun, node)) in kept.nodes.iter().enumerate() {
+        let over = kept.nodes.get(at + 1).map_or(kept.pass.1 + 1, |(born, _)| *born);
+        let mut own = program.tensors[program.born_within(*begun, over)].iter();
+        let gradient = own.find(|it| it.node == *node && it.purpose != Purpose::Gradient);
+        let Some(gradient) = gradient.filter(|_| of_trained.contains(node)) else { continue };
+        let of_size = kept.tensors.iter().filter(|(_, index)| bytes(*index) == gradient.bytes);
+        let from_here = of_size.filter(|(other, _)| *other >= at);
+        // What it keeps alone is freed with it. Else the newest is nearest to it.
+        let is_freed_here = from_here.clone().any(|(other, _)| *other == at);
+        if let Some((_, index)) = from_here.filter(|_| !is_freed_here).max_by_key(|(_, index)| *index) {
+            inputs.insert(*index, over - 1);
+        }
+    }
+    inputs
+}
+
 /// Tensors of a backward pass that there are no more where a branch of the model has no trained parameter, as the first of two towers: what
 /// the forward pass kept for it is freed soon after it was made. A tensor is of no use to the backward pass if it was made before the first that
 /// a trained layer keeps.
 fn without_frozen_branches(
     program: &mut Program<'_>,
-    step: &super::program::Step,
+    step: &Step,
     trained: &[usize],
     last: u32,
     end: End,
@@ -476,12 +510,7 @@ fn unused_operations(
 
 /// A product of two tensors, element by element, keeps each for the gradient of the other: where one is a frozen parameter, as the weight of an
 /// RMSNorm that is written out, the other is not kept.
-pub(super) fn release_factors(
-    program: &mut Program<'_>,
-    step: &super::program::Step,
-    frozen: &FxHashSet<usize>,
-    end: End,
-) {
+pub(super) fn release_factors(program: &mut Program<'_>, step: &Step, frozen: &FxHashSet<usize>, end: End) {
     let names = &program.stacks().nodes;
     let is_called =
         |tensor: &Tensor, start: &str| names.get(&tensor.stack).is_some_and(|name| name.starts_with(start));
@@ -510,7 +539,7 @@ pub(super) fn release_factors(
 /// Tensors of a backward pass that there are no more when some gradients are not computed, and nothing runs after the node `last`.
 pub(super) fn without_gradients(
     program: &Program<'_>,
-    step: &super::program::Step,
+    step: &Step,
     frozen: &FxHashSet<usize>,
     last: Option<u32>,
 ) -> FxHashSet<usize> {
@@ -571,7 +600,7 @@ fn is_soon(later: u64, earlier: u64) -> bool {
 }
 
 /// What the forward pass kept for nodes after `last` is freed soon after it was made, as where nothing needs a gradient.
-fn release_unsaved(program: &mut Program<'_>, step: &super::program::Step, last: u32, end: End) {
+fn release_unsaved(program: &mut Program<'_>, step: &Step, last: u32, end: End) {
     let (start, end_of_pass) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
     let of_pass = program.born_within(start, end_of_pass + 1);
     let over =

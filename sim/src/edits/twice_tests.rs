@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::program::{Known, Phase, Program, Purpose, Understood};
-use super::tests::{BACK, LAYER, LOSS, MODEL, Script, stacks};
-use crate::ops::{Builder, OpStream};
+use super::program::{Known, NEVER, Phase, Program, Purpose, Understood};
+use super::tests::{BACK, LAYER, LOSS, MIB, MODEL, NONE, SCRATCH, Script, stacks};
+use super::{Edits, End};
+use crate::ops::{Builder, OpStream, StackId};
 use crate::stacks::Stacks;
 
 fn script() -> Script {
@@ -44,4 +45,57 @@ fn parts_of_a_sum_at_the_end_of_a_backward_pass_are_not_gradients() {
     let program = Program::of(&stream, &understood).expect("it can be edited");
     let n: Vec<usize> = program.steps.iter().map(|step| step.gradients.len()).collect();
     assert_eq!(n, [1, 1, 1]);
+}
+
+/// Two layers of 10 and 11 MiB: the second takes what the first made and keeps, 8 MiB. The first one's backward pass frees that.
+fn with_shortcut() -> (OpStream, Understood) {
+    const SHORTCUT: u32 = 6;
+    let mut it = script();
+    for mib in [10, 11] {
+        it.ask(mib, MODEL, Purpose::Parameter, Phase::Model);
+    }
+    for _ in 0..2 {
+        let input = it.ask(6, LAYER, Purpose::Activation, Phase::Forward);
+        let made = it.ask(8, LAYER, Purpose::Activation, Phase::Forward);
+        let output = it.ask(4, SCRATCH, Purpose::Activation, Phase::Forward);
+        let loss = it.ask(1, LOSS, Purpose::Activation, Phase::Forward);
+        let first = it.ask(4, LOSS, Purpose::Temporary, Phase::Backward);
+        it.free(output);
+        let back = it.ask(8, SHORTCUT, Purpose::Temporary, Phase::Backward);
+        let of_second = it.ask(11, SHORTCUT, Purpose::Gradient, Phase::Backward);
+        it.free(first);
+        let scratch = it.ask(3, BACK, Purpose::Temporary, Phase::Backward);
+        for _ in 0..2 {
+            let passing = it.ask(3, BACK, Purpose::Temporary, Phase::Backward);
+            it.free(passing);
+        }
+        it.free(made);
+        let of_first = it.ask(10, BACK, Purpose::Gradient, Phase::Backward);
+        it.free(input);
+        it.free(back);
+        it.free(scratch);
+        it.passes.push((first, of_first));
+        it.free(loss);
+        it.free(of_first);
+        it.free(of_second);
+    }
+    let mut stacks = stacks();
+    stacks.lists.push([2, 0].into());
+    stacks.nodes.insert(StackId(SHORTCUT), Arc::from("ConvolutionBackward0"));
+    recorded(it, stacks)
+}
+
+#[test]
+fn a_trained_shortcut_keeps_what_a_frozen_layer_made() {
+    let (stream, understood) = with_shortcut();
+    let program = Program::of(&stream, &understood).expect("it can be edited");
+    let edits = Edits { freeze: Some(0.5), ..NONE };
+    let (edited, _) = edits.apply(&program, End::Best).expect("it can be made");
+    let is_kept = |mib: u64| {
+        let step = &edited.steps[1];
+        let own = &edited.tensors[edited.born_within(step.begin, step.passes[0].0)];
+        let it = own.iter().find(|it| it.bytes == mib * MIB).expect("it was made");
+        it.freed != NEVER && it.freed > step.passes[0].0
+    };
+    assert_eq!((is_kept(8), is_kept(6)), (true, false));
 }
