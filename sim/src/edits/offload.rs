@@ -62,7 +62,9 @@ pub(super) fn activations(program: &mut Program<'_>, end: End, changes: &mut Cha
                 )
             };
             // What a product multiplies the gradient with: a weight, and its input, which is as large as the gradient that it makes of it.
-            let shares_input = operation.input.filter(|bytes| brought < bytes - bytes / 10);
+            // What comes back is in order: it takes the place of the copy that the operation makes of an input that is not.
+            let is_missing = |bytes: &u64| brought < bytes - bytes / 10 && !operation.copies_input;
+            let shares_input = operation.input.filter(is_missing);
             if operation.weight > 0 {
                 added.push(temporary(operation.weight));
                 added.extend(shares_input.map(temporary));

@@ -1,7 +1,9 @@
 //! Operations of a backward pass, one after the other: what each makes, and when it has returned.
 
+use rustc_hash::FxHashSet;
+
 use super::nodes::{Class, Nodes, parts};
-use super::program::{NEVER, Program, Purpose, Step};
+use super::program::{LATE, NEVER, Phase, Program, Purpose, Step};
 use crate::stacks::StackId;
 
 /// Operations of a backward pass that ask for memory, in their order.
@@ -23,6 +25,8 @@ pub(super) struct Operation {
     pub(super) input: Option<u64>,
     /// It may keep its input.
     pub(super) keeps: bool,
+    /// What is taken for the gradient of its input is a copy of the input, as in the forward pass: its elements are put in order.
+    pub(super) copies_input: bool,
 }
 
 impl Operations {
@@ -30,7 +34,13 @@ impl Operations {
         let (start, last) = (step.passes[0].0, step.passes[step.passes.len() - 1].1);
         let of_parameters = parts(program, step);
         let own = program.born_within(start, last + 1);
+        let copies: FxHashSet<(u32, u64)> = program.tensors[program.born_within(step.begin, start)]
+            .iter()
+            .filter(|it| it.phase == Phase::Forward && it.freed < start)
+            .map(|it| (nodes.frames(it.stack), it.bytes))
+            .collect();
         let mut all: Vec<Operation> = vec![];
+        let mut copied: Vec<(usize, u64)> = vec![];
         let mut number = 0;
         for index in own {
             let it = &program.tensors[index];
@@ -52,8 +62,10 @@ impl Operations {
                     weight: 0,
                     input: None,
                     keeps: class != Class::Joins,
+                    copies_input: false,
                 });
             }
+            let at = all.len().saturating_sub(1);
             let Some(operation) = all.last_mut() else { continue };
             if it.purpose == Purpose::Gradient || of_parameters.contains(&index) {
                 // The matrix's gradient comes first.
@@ -63,9 +75,18 @@ impl Operations {
                 if nodes.class(it.stack) == Class::Half {
                     operation.weight = it.bytes.max(operation.weight);
                 }
-            } else {
-                operation.input = operation.input.or(Some(it.bytes));
+            } else if operation.input.is_none() {
+                operation.input = Some(it.bytes);
+                copied.push((at, it.freed));
             }
+        }
+        let n = all.len();
+        for (at, freed) in copied {
+            let it = &mut all[at];
+            let key = (nodes.frames(it.stack), it.input.unwrap_or(0));
+            // Nothing is requested after the last: what it made is freed a little later.
+            let over = if at + 1 == n { it.over + LATE } else { it.over };
+            it.copies_input = freed <= over && copies.contains(&key);
         }
         Operations { all }
     }

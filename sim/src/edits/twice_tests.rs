@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::program::{Known, NEVER, Phase, Program, Purpose, Understood};
 use super::tests::{BACK, LAYER, LOSS, MIB, MODEL, NONE, SCRATCH, Script, stacks};
-use super::{Edits, End};
+use super::{Edits, End, Offload};
 use crate::ops::{Builder, OpStream, StackId};
 use crate::stacks::Stacks;
 
@@ -98,4 +98,36 @@ fn a_trained_shortcut_keeps_what_a_frozen_layer_made() {
         it.freed != NEVER && it.freed > step.passes[0].0
     };
     assert_eq!((is_kept(8), is_kept(6)), (true, false));
+}
+
+/// A layer whose input of 8 MiB is not in order: each pass copies it.
+fn that_puts_in_order() -> (OpStream, Understood) {
+    let mut it = script();
+    it.ask(2, MODEL, Purpose::Parameter, Phase::Model);
+    for _ in 0..2 {
+        let copy = it.ask(8, LAYER, Purpose::Temporary, Phase::Forward);
+        let kept = it.ask(4, LAYER, Purpose::Activation, Phase::Forward);
+        it.free(copy);
+        let loss = it.ask(1, LOSS, Purpose::Activation, Phase::Forward);
+        let first = it.ask(4, LOSS, Purpose::Temporary, Phase::Backward);
+        it.free(kept);
+        let copy = it.ask(8, BACK, Purpose::Temporary, Phase::Backward);
+        let gradient = it.ask(2, BACK, Purpose::Gradient, Phase::Backward);
+        it.free(copy);
+        it.free(first);
+        it.passes.push((first, gradient));
+        it.free(loss);
+        it.free(gradient);
+    }
+    recorded(it, stacks())
+}
+
+#[test]
+fn what_comes_back_from_the_host_takes_the_place_of_a_copy_in_order() {
+    let (stream, understood) = that_puts_in_order();
+    let program = Program::of(&stream, &understood).expect("it can be edited");
+    let edits = Edits { offload: Some(Offload::Activations), ..NONE };
+    let (edited, _) = edits.apply(&program, End::Best).expect("it can be made");
+    let copies = edited.tensors.iter().filter(|it| it.bytes == 8 * MIB && it.phase == Phase::Backward);
+    assert_eq!(copies.count(), edited.steps.len());
 }
