@@ -12,6 +12,7 @@ mod gradients;
 mod holds;
 #[cfg(test)]
 mod holds_tests;
+mod kernels;
 mod layers;
 mod layout;
 mod nodes;

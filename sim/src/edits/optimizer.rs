@@ -7,6 +7,7 @@
 
 use rustc_hash::FxHashMap;
 
+use super::kernels::{Kernel, kernels};
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor, peak_of};
 use crate::ops::OpStream;
 
@@ -143,20 +144,20 @@ fn made(
     way: Way,
     owned: &dyn Fn(Vec<u64>) -> Vec<u64>,
 ) -> Vec<Tensor> {
-    let mut made: FxHashMap<u64, usize> = FxHashMap::default();
+    let mut made: FxHashMap<Weight, usize> = FxHashMap::default();
     let mut added: Vec<Tensor> = vec![];
     let vector = common_vector(program);
     for step in &program.steps {
-        let sizes = owned(gradients(program, step).collect());
+        let sizes = weights(program, step, optimizer, owned);
         let mut tape = Tape { at: step.update, added: &mut added };
-        let mut seen: FxHashMap<u64, usize> = FxHashMap::default();
-        for bytes in &sizes {
-            let n = seen.entry(*bytes).or_insert(0);
+        let mut seen: FxHashMap<Weight, usize> = FxHashMap::default();
+        for weight in &sizes {
+            let n = seen.entry(*weight).or_insert(0);
             *n += 1;
-            let known = made.entry(*bytes).or_insert(0);
+            let known = made.entry(*weight).or_insert(0);
             if *n > *known {
                 *known += 1;
-                for state in states(optimizer, way, *bytes, vector) {
+                for state in states(optimizer, way, *weight, vector) {
                     tape.born(state, Purpose::State);
                 }
             }
@@ -164,6 +165,25 @@ fn made(
         temporaries(&mut tape, optimizer, way, &sizes, vector);
     }
     added
+}
+
+/// Bytes of what is updated, and the kernel of a convolution.
+type Weight = (u64, Option<Kernel>);
+
+/// What a step updates. Kernels matter to Adafactor alone, and are not known of parts that are updated here.
+fn weights(
+    program: &Program<'_>,
+    step: &Step,
+    optimizer: Optimizer,
+    owned: &dyn Fn(Vec<u64>) -> Vec<u64>,
+) -> Vec<Weight> {
+    let all: Vec<u64> = gradients(program, step).collect();
+    let own = owned(all.clone());
+    let is_all = own == all && all.len() == step.gradients.len();
+    match optimizer == Optimizer::Adafactor && is_all {
+        true => own.into_iter().zip(kernels(program, step)).collect(),
+        false => own.into_iter().map(|bytes| (bytes, None)).collect(),
+    }
 }
 
 /// Bytes of the gradients of a step that its backward passes made.
@@ -201,13 +221,14 @@ impl Tape<'_> {
 }
 
 /// Bytes of each state tensor of a parameter.
-fn states(optimizer: Optimizer, way: Way, bytes: u64, vector: u64) -> Vec<u64> {
+fn states(optimizer: Optimizer, way: Way, weight: Weight, vector: u64) -> Vec<u64> {
+    let (bytes, _) = weight;
     let mut states = match optimizer {
         Optimizer::Sgd => vec![],
         Optimizer::Momentum => vec![bytes],
         Optimizer::Adam | Optimizer::AdamW => vec![bytes, bytes],
-        Optimizer::Adafactor => match matrix(bytes, vector) {
-            Some((rows, columns)) => vec![rows, columns],
+        Optimizer::Adafactor => match factors(weight, vector) {
+            Some([rows, columns, _]) => vec![rows, columns],
             None => vec![bytes],
         },
         // bitsandbytes keeps what has fewer than 4,096 elements in 32 bits, and a scale of 32 bits for each block of 256.
@@ -224,18 +245,18 @@ fn states(optimizer: Optimizer, way: Way, bytes: u64, vector: u64) -> Vec<u64> {
     states
 }
 
-fn temporaries(tape: &mut Tape<'_>, optimizer: Optimizer, way: Way, sizes: &[u64], vector: u64) {
+fn temporaries(tape: &mut Tape<'_>, optimizer: Optimizer, way: Way, sizes: &[Weight], vector: u64) {
     match (optimizer, way) {
         (Optimizer::Sgd | Optimizer::Momentum | Optimizer::Adam8bit, _) | (_, Way::Fused) => {}
         // `exp_avg_sq_sqrt = torch._foreach_sqrt(exp_avg_sqs)`: one for each parameter, all at once.
         (Optimizer::Adam | Optimizer::AdamW, Way::Foreach) => {
-            let roots: Vec<usize> = sizes.iter().map(|bytes| tape.temporary(*bytes)).collect();
+            let roots: Vec<usize> = sizes.iter().map(|(bytes, _)| tape.temporary(*bytes)).collect();
             roots.into_iter().for_each(|root| tape.free(root));
         }
         // `denom = (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps)`; the variable holds it until the next parameter's.
         (Optimizer::Adam | Optimizer::AdamW, Way::ForLoop) => {
             let mut last = None;
-            for bytes in sizes {
+            for (bytes, _) in sizes {
                 let root = tape.temporary(*bytes);
                 let denominator = tape.temporary(*bytes);
                 tape.free(root);
@@ -246,17 +267,25 @@ fn temporaries(tape: &mut Tape<'_>, optimizer: Optimizer, way: Way, sizes: &[u64
         }
         // `update` is the outer product of row and column, or a clone of the variance; the norm of the columns is summed in parts first.
         (Optimizer::Adafactor, _) => {
-            let mut last = None;
-            for bytes in sizes {
-                if let Some((rows, columns)) = matrix(*bytes, vector) {
-                    let small = [rows, columns].map(|bytes| tape.temporary(bytes));
-                    small.into_iter().for_each(|it| tape.free(it));
+            let (mut last, mut means) = (None, [None; 2]);
+            for weight in sizes {
+                let factors = factors(*weight, vector);
+                // The variables hold the means of the last matrix until those of the next are there.
+                if let Some([rows, columns, _]) = factors {
+                    for (mean, bytes) in means.iter_mut().zip([rows, columns]) {
+                        let before = mean.replace(tape.temporary(bytes));
+                        before.into_iter().for_each(|before| tape.free(before));
+                    }
                 }
-                let update = tape.temporary(*bytes);
+                let update = tape.temporary(weight.0);
+                if let Some([.., mean_of_row]) = factors {
+                    let mean = tape.temporary(mean_of_row);
+                    tape.free(mean);
+                }
                 last.into_iter().for_each(|last| tape.free(last));
                 last = Some(update);
             }
-            last.into_iter().for_each(|last| tape.free(last));
+            last.into_iter().chain(means.into_iter().flatten()).for_each(|it| tape.free(it));
         }
     }
 }
@@ -277,6 +306,14 @@ fn common_vector(program: &Program<'_>) -> u64 {
         .max_by_key(|(bytes, n)| (*n, std::cmp::Reverse(*bytes)))
         .map_or(4, |(bytes, _)| bytes)
         .max(4)
+}
+
+/// Bytes of a row and a column of a weight, and of the mean of the row; or none for a vector.
+fn factors((bytes, kernel): Weight, vector: u64) -> Option<[u64; 3]> {
+    match kernel {
+        Some(kernel) => Some(kernel.factors(bytes)),
+        None => matrix(bytes, vector).map(|(rows, columns)| [rows, columns, 4]),
+    }
 }
 
 /// Bytes of a row and a column of a matrix, or none for a vector. Shapes are not recorded: one side is taken to be as long as the vectors of
