@@ -155,8 +155,8 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
         let donor = if number == 0 && steps.len() > 1 { &steps[1] } else { step };
         let length = donor.passes[0].1 + 1;
         let gradients: FxHashSet<usize> = donor.gradients.iter().copied().collect();
-        let next =
-            steps.get(steps.partition_point(|it| it.begin <= donor.begin)).map_or(NEVER, |it| it.begin);
+        let after = steps.get(steps.partition_point(|it| it.begin <= donor.begin));
+        let next = after.map_or(NEVER, |it| it.begin);
         let own: Vec<usize> = program.born_within(donor.begin, length + 1).collect();
         // Moments of the donor in order, so that each copy is a stretch of consecutive moments before the update.
         let mut moments: Vec<u64> = vec![];
@@ -167,7 +167,7 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
             moments.push(freed);
             if freed != NEVER && freed > next {
                 // Freed when a variable is assigned again: as far into the next micro-batch.
-                moments.push(donor.begin + (freed - next));
+                moments.push(as_in_next(freed, after, donor));
             }
         }
         moments.sort_unstable();
@@ -186,14 +186,13 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
             }
             let is_late = freed > donor.update;
             for copy in 0..copies {
-                let death = match (is_late, freed > next) {
-                    (false, _) => at(copy, freed),
-                    (true, _) if copy + 1 == copies => match donor.update == step.update {
+                let death = match is_late {
+                    false => at(copy, freed),
+                    true if copy + 1 == copies => match donor.update == step.update {
                         true => freed,
                         false => step.end + 1,
                     },
-                    (true, true) => at(copy + 1, donor.begin + (freed - next)),
-                    (true, false) => at(copy + 1, donor.begin),
+                    true => at(copy + 1, as_in_next(freed, after, donor)),
                 };
                 let mut copied = tensor.within(at(copy, tensor.born), death);
                 if is_gradient {
@@ -204,7 +203,8 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
         }
         // What the first micro-batch leaves in variables is freed in the second.
         let gradients: FxHashSet<usize> = step.gradients.iter().copied().collect();
-        let (next, next_update) = steps.get(number + 1).map_or((NEVER, NEVER), |it| (it.begin, it.update));
+        let after = steps.get(number + 1);
+        let next_update = after.map_or(NEVER, |it| it.update);
         for index in program.born_within(step.begin, step.passes[0].1 + 1) {
             let tensor = &mut program.tensors[index];
             // A variable is assigned again in the next step. What lives longer is not one: the optimizer makes state before the first step.
@@ -212,15 +212,24 @@ pub(super) fn accumulate(program: &mut Program<'_>, n: u64) -> Result<(), Unfit>
                 && tensor.freed <= next_update
                 && !matches!(tensor.purpose, Purpose::State | Purpose::Parameter);
             if is_variable && !gradients.contains(&index) && tensor.freed != NEVER {
-                let into =
-                    if tensor.freed > next { donor.begin + (tensor.freed - next) } else { donor.begin };
-                tensor.free_at(at(0, into));
+                tensor.free_at(at(0, as_in_next(tensor.freed, after, donor)));
             }
         }
     }
     program.tensors.append(&mut added);
     program.settle();
     Ok(())
+}
+
+/// The moment of a step that is as a moment of the next one: as far from where its forward pass begins, or from where that ends if this is nearer.
+/// What a model returns is freed when its next forward pass is over, whatever ran before that, as an evaluation.
+fn as_in_next(moment: u64, next: Option<&Step>, step: &Step) -> u64 {
+    let Some(next) = next.filter(|next| moment > next.begin) else { return step.begin };
+    let (start, next_start) = (step.passes[0].0, next.passes[0].0);
+    match moment - next.begin < next_start.abs_diff(moment) {
+        true => step.begin + (moment - next.begin),
+        false => (start + moment).saturating_sub(next_start).max(step.begin),
+    }
 }
 
 /// The first `share` of the parameters are not trained: they have no gradients and no state, the backward pass ends at the first that is, and

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::program::{Known, NEVER, Phase, Program, Purpose, Understood};
-use super::tests::{BACK, LAYER, LOSS, MIB, MODEL, NONE, SCRATCH, Script, stacks};
+use super::tests::{BACK, LAYER, LOSS, MIB, MODEL, NONE, SCRATCH, Script, peak_of, stacks};
 use super::{Edits, End, Offload};
 use crate::ops::{Builder, OpStream, StackId};
 use crate::stacks::Stacks;
@@ -130,4 +130,40 @@ fn what_comes_back_from_the_host_takes_the_place_of_a_copy_in_order() {
     let (edited, _) = edits.apply(&program, End::Best).expect("it can be made");
     let copies = edited.tensors.iter().filter(|it| it.bytes == 8 * MIB && it.phase == Phase::Backward);
     assert_eq!(copies.count(), edited.steps.len());
+}
+
+/// Steps that keep 8 MiB; a variable holds 20 MiB until the next forward pass has begun. An evaluation of eight requests comes before a step.
+fn that_evaluates() -> (OpStream, Understood) {
+    let mut it = script();
+    it.ask(2, MODEL, Purpose::Parameter, Phase::Model);
+    let mut output = None;
+    for step in 0..3 {
+        if step == 2 {
+            for _ in 0..4 {
+                for line in [LAYER, SCRATCH] {
+                    let passing = it.ask(8, line, Purpose::Temporary, Phase::Forward);
+                    it.free(passing);
+                }
+            }
+        }
+        let kept = it.ask(8, LAYER, Purpose::Activation, Phase::Forward);
+        let made = it.ask(20, SCRATCH, Purpose::Activation, Phase::Forward);
+        output.replace(made).into_iter().for_each(|before| it.free(before));
+        let first = it.ask(40, LOSS, Purpose::Temporary, Phase::Backward);
+        let gradient = it.ask(2, BACK, Purpose::Gradient, Phase::Backward);
+        it.free(kept);
+        it.free(first);
+        it.passes.push((first, gradient));
+        it.free(gradient);
+    }
+    output.into_iter().for_each(|output| it.free(output));
+    recorded(it, stacks())
+}
+
+#[test]
+fn evaluation_between_steps_is_not_a_part_of_a_micro_batch() {
+    let peak = |accumulate| peak_of(that_evaluates(), Edits { accumulate, ..NONE });
+    // The parameter, what is kept, the output, the loss's temporary and the gradient; in a later micro-batch an earlier gradient as well.
+    assert_eq!(peak(None), 2 + 8 + 20 + 40 + 2);
+    assert_eq!(peak(Some(2)), 2 + 8 + 20 + 40 + 2 + 2);
 }
