@@ -54,11 +54,12 @@ pub(super) fn has_untrained(program: &Program<'_>) -> bool {
     all.saturating_sub(trained) > all / 20
 }
 
-/// Gradients that are freed with each step (`set_to_none=True`).
+/// Gradients that are freed with each step (`set_to_none=True`). Where `zero_grad` runs does not show while it only writes zeros: most programs
+/// call it after the step or before the forward pass, some just before the backward pass, and there gradients are held the longest.
 ///
 /// # Errors
 /// The gradients of later steps are not to be found.
-pub(super) fn clear_gradients(program: &mut Program<'_>) -> Result<(), Unfit> {
+pub(super) fn clear_gradients(program: &mut Program<'_>, end: End) -> Result<(), Unfit> {
     let first = program.steps[0].clone();
     // Those that are kept may be freed with the model, before the program ends.
     let next = program.steps.get(1).map_or(NEVER, |step| step.passes[0].1);
@@ -117,13 +118,18 @@ pub(super) fn clear_gradients(program: &mut Program<'_>) -> Result<(), Unfit> {
             }
         }
         let n = program.tensors.len();
+        let backward = program.steps.get(number + 1).map(|next| next.passes[0].0);
+        let cleared = match backward {
+            Some(backward) if end == End::Most => backward - 1 - own.len() as u64,
+            _ => step.end,
+        };
         for (offset, index) in (1..).zip(&own) {
             let tensor = match index.checked_sub(n) {
                 Some(new) => &mut added[new],
                 None => &mut program.tensors[*index],
             };
             tensor.purpose = Purpose::Gradient;
-            tensor.free_at(step.end + offset);
+            tensor.free_at(cleared + offset);
         }
         program.steps[number].gradients = own;
     }

@@ -286,10 +286,14 @@ impl Edits {
         }
         match self.set_to_none {
             Some(true) => {
-                gradients::clear_gradients(&mut program)?;
+                gradients::clear_gradients(&mut program, end)?;
                 changes.note(
                     Sure::Range,
                     "requests of the recorded backward pass are taken for gradients, to be added to earlier ones",
+                );
+                changes.note(
+                    Sure::Range,
+                    "a trace does not show where `zero_grad` runs: before the forward pass is assumed, and at most just before the backward pass",
                 );
             }
             Some(false) => {
@@ -448,6 +452,7 @@ impl Edits {
             && self.freeze.is_none()
             && !matches!(self.layout, Some(Layout::Fsdp(_)))
             && self.offload != Some(Offload::Activations)
+            && self.set_to_none != Some(true)
     }
 
     /// Whether the optimizer's requests follow from the gradients, and not from the recording.

@@ -151,9 +151,13 @@ fn peak(edits: Edits) -> u64 {
     peak_of(training(), edits)
 }
 
-pub(super) fn peak_of((stream, understood): (OpStream, Understood), edits: Edits) -> u64 {
+pub(super) fn peak_of(program: (OpStream, Understood), edits: Edits) -> u64 {
+    peak_at(program, edits, End::Best)
+}
+
+fn peak_at((stream, understood): (OpStream, Understood), edits: Edits, end: End) -> u64 {
     let program = Program::of(&stream, &understood).expect("it can be edited");
-    let (edited, _) = edits.apply(&program, End::Best).expect("they can be made");
+    let (edited, _) = edits.apply(&program, end).expect("they can be made");
     let edited = edited.stream();
     let laboratory = Laboratory::of_prediction(&edited);
     let outcome = laboratory.guess(&Question::torch((2, 11), "")).expect("a policy");
@@ -831,4 +835,12 @@ fn gradients_that_are_freed_with_the_model_were_kept() {
         let peak = |set_to_none| peak_of(that_zeroes(is_copied), Edits { set_to_none, ..NONE });
         assert_eq!((peak(None), peak(Some(true))), (10 + 10 + 30, 10 + 30), "{is_copied}");
     }
+}
+
+#[test]
+fn gradients_may_be_cleared_just_before_the_backward_pass() {
+    let edits = Edits { set_to_none: Some(true), ..NONE };
+    let peak = |end| peak_at(that_zeroes(false), edits, end);
+    assert_eq!((peak(End::Best), peak(End::Most)), (10 + 30, 10 + 10 + 30));
+    assert!(!edits.has_one_end());
 }
