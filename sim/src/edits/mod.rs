@@ -187,6 +187,8 @@ const OF_PASSES: Margins = Margins::new(0.06, 0.15);
 const OF_TENSORS: Margins = Margins::new(0.1, 0.2);
 /// The same of a model with convolutions: cuDNN chooses kernels, and workspaces, by formats and by what needs a gradient.
 const OF_CONVOLUTIONS: Margins = Margins::new(0.1, 0.35);
+/// What steps hold that request different sizes: which blocks of the cache fit the next step depends on all sizes before it.
+const OF_UNEQUAL_TENSORS: Margins = Margins::new(0.1, 0.35);
 /// Something is assumed.
 const ASSUMED: Margins = Margins::new(0.15, 0.35);
 
@@ -440,6 +442,9 @@ impl Edits {
         }
         if is_of_tensors && nodes::Nodes::of(recorded).has_convolutions {
             margins.widen(OF_CONVOLUTIONS);
+        }
+        if is_of_tensors && !recorded.steps_are_equal() {
+            margins.widen(OF_UNEQUAL_TENSORS);
         }
         margins
     }
