@@ -4,7 +4,7 @@ use super::layers::{self, Stretch};
 use super::nodes::{Class, Nodes};
 use super::operations::Operations;
 use super::program::{NEVER, Phase, Program, Purpose, Step, Tensor};
-use super::{Changes, Chosen, Sure, Unfit};
+use super::{Changes, Chosen, OF_SIZES, Sure, Unfit};
 use crate::bytes::iec;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -34,7 +34,7 @@ pub(super) fn checkpoint(
     let (mut again, mut forward) = (0, 0);
     let (mut of_layers, mut of_all) = (0u64, 0u64);
     let (mut is_uneven, mut is_shared) = (false, false);
-    let mut spared_most = 0u64;
+    let (mut spared_most, mut sizes) = (0u64, (u64::MAX, 0));
     let mut names: Vec<String> = vec![];
     let steps: Vec<Step> = program.steps.iter().flat_map(|step| step.micro_batches(program)).collect();
     let n_steps = steps.len();
@@ -51,10 +51,12 @@ pub(super) fn checkpoint(
         for stretch in &stretches {
             let (least, most) =
                 kept_by_each(stretch, |index| sum(&mut std::iter::once(&program.tensors[index])));
-            if most / 2 > least {
+            // Modules of one class are one layer each, of whatever size.
+            if most / 2 > least && stretch.class.is_none() {
                 is_uneven = true;
                 changes.less = changes.less.max(most - least);
             }
+            sizes = (sizes.0.min(least), sizes.1.max(most));
         }
         let mut spared = 0;
         is_shared |= stretches.iter().any(|stretch| shares_weights(program, &step, stretch));
@@ -84,8 +86,12 @@ pub(super) fn checkpoint(
             }
             pass.finish();
             first += stretch.layers.len();
-            if !names.contains(&stretch.name) {
-                names.push(stretch.name.clone());
+            let name = match &stretch.class {
+                Some(class) => format!("{}, which calls {class}", stretch.name),
+                None => stretch.name.clone(),
+            };
+            if !names.contains(&name) {
+                names.push(name);
             }
         }
         spared_most = spared_most.max(spared);
@@ -93,6 +99,9 @@ pub(super) fn checkpoint(
     let found =
         Found { numbers, names, of_layers, of_all, of_others, spared_most, is_uneven, is_shared, dropped };
     found.tell(chosen, &nodes, changes)?;
+    if sizes.1 / 2 > sizes.0 {
+        changes.margins.widen(OF_SIZES);
+    }
     changes.recomputed_share = (forward > 0).then(|| (again as f64 / forward as f64).min(1.0));
     program.retain(|index, _| !removed.contains(&index));
     program.tensors.append(&mut added);
@@ -174,7 +183,7 @@ impl Found {
             sure,
             format!(
                 "{most} layers repeat in {}: each keeps its inputs and is recomputed in the backward pass",
-                self.names.join(", ")
+                self.names.join("; ")
             ),
         );
         if sure == Sure::Guess {

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::calls::{self, Loop};
 use super::program::{NEVER, Phase, Program, Purpose, Span, Step, Tensor};
 use crate::stacks::{StackId, Stacks};
 
@@ -28,6 +29,8 @@ pub(super) struct Stretch {
     pub(super) layers: Vec<Vec<usize>>,
     /// The frame that calls the layers, or where they are made of: for people.
     pub(super) name: String,
+    /// The class of the modules, if each layer is the call of one.
+    pub(super) class: Option<String>,
 }
 
 /// Layers of a step's forward pass.
@@ -41,6 +44,14 @@ pub(super) fn of(program: &Program<'_>, step: &Step) -> Vec<Stretch> {
         })
         .collect();
     let stacks: Vec<StackId> = forward.iter().map(|index| program.tensors[*index].stack).collect();
+    // What keeps next to nothing for the backward pass is no layer, and has no number: a frozen encoder, steps of an embedding.
+    let kept: Vec<u64> = (forward.iter().map(|index| &program.tensors[*index]))
+        .map(|it| if it.freed > step.passes[0].0 && it.freed <= step.update { it.bytes } else { 0 })
+        .collect();
+    let of_all: u64 = kept.iter().sum();
+    let matters = |kept: u64| kept.saturating_mul(LEAST_PART) > of_all;
+    let called = of_calls(program.stacks(), &stacks, &kept, &matters);
+    let of_called: u64 = called.iter().flat_map(|it| &it.layers).flat_map(|layer| &kept[layer.clone()]).sum();
     let bytes: Vec<u64> = forward.iter().map(|index| program.tensors[*index].bytes).collect();
     let mut free: Vec<Range<usize>> = Vec::from([Range { start: 0, end: forward.len() }]);
     let mut found: Vec<(Range<usize>, Vec<Range<usize>>)> = vec![];
@@ -60,26 +71,44 @@ pub(super) fn of(program: &Program<'_>, step: &Step) -> Vec<Stretch> {
         found.push((whole, layers));
     }
     found.sort_by_key(|(whole, _)| whole.start);
-    // What keeps next to nothing for the backward pass is no layer, and has no number: a frozen encoder, steps of an embedding.
-    let kept = |own: Range<usize>| -> u64 {
-        let tensors = forward[own].iter().map(|index| &program.tensors[*index]);
-        tensors.filter(|it| it.freed > step.passes[0].0 && it.freed <= step.update).map(|it| it.bytes).sum()
+    found.retain(|(whole, _)| matters(kept[whole.clone()].iter().sum()));
+    // Calls of modules are what people wrap. Without, or where these keep little, it is what repeats.
+    let of_repeats: u64 = found.iter().flat_map(|(whole, _)| &kept[whole.clone()]).sum();
+    let found = match of_called > 0 && of_called.saturating_mul(2) >= of_repeats {
+        true => called,
+        false => found.into_iter().map(|(_, layers)| Loop { layers, class: String::new() }).collect(),
     };
-    let of_all = kept(0..forward.len());
-    found.retain(|(whole, _)| kept(whole.clone()).saturating_mul(LEAST_PART) > of_all);
-    let stretch = |(whole, layers): (Range<usize>, Vec<Range<usize>>)| Stretch {
-        name: name_of(program.stacks(), &stacks[whole]),
-        layers: layers.into_iter().map(|layer| forward[layer].to_vec()).collect(),
+    let stretch = |Loop { layers, class }: Loop| {
+        let own: Vec<StackId> = layers.iter().flat_map(|layer| &stacks[layer.clone()]).copied().collect();
+        Stretch {
+            name: name_of(program.stacks(), &own),
+            class: (!class.is_empty()).then_some(class),
+            layers: layers.into_iter().map(|layer| forward[layer].to_vec()).collect(),
+        }
     };
     found.into_iter().map(stretch).collect()
+}
+
+/// Layers that are calls of modules, without classes that keep next to nothing.
+fn of_calls(stacks: &Stacks, of: &[StackId], kept: &[u64], matters: &dyn Fn(u64) -> bool) -> Vec<Loop> {
+    let mut found = calls::of(stacks, of, kept);
+    let kept = |it: &Loop| it.layers.iter().flat_map(|layer| &kept[layer.clone()]).sum::<u64>();
+    let mut of_classes: FxHashMap<String, u64> = FxHashMap::default();
+    for it in &found {
+        *of_classes.entry(it.class.clone()).or_insert(0) += kept(it);
+    }
+    found.retain(|it| kept(it) > 0 && of_classes.get(&it.class).is_some_and(|kept| matters(*kept)));
+    found
 }
 
 /// Tensors of a forward pass that are in no layer, and that the code which calls the layers asks for as well: other layers, of other sizes.
 pub(super) fn of_same_calls(program: &Program<'_>, step: &Step, stretches: &[Stretch]) -> Vec<usize> {
     let stacks = program.stacks();
     let stack = |index: &usize| program.tensors[*index].stack;
+    // Beside modules of a class, those of other classes are not meant.
     let calls: FxHashSet<Vec<u32>> = stretches
         .iter()
+        .filter(|stretch| stretch.class.is_none())
         .map(|stretch| {
             let of: Vec<StackId> = stretch.layers.iter().flatten().map(stack).collect();
             common_frames(stacks, &of)
@@ -104,13 +133,24 @@ pub(super) fn backward_of(program: &Program<'_>, step: &Step, stretch: &Stretch)
     };
     let done: Vec<u64> =
         stretch.layers.iter().map(|layer| saved(layer).into_iter().max().unwrap_or(start)).collect();
-    let last = stretch.layers.last().map(|layer| saved(layer)).unwrap_or_default();
-    let first_freed = last.into_iter().min().unwrap_or(start);
-    // The operation that frees it had begun before.
-    let before = &program.tensors[program.born_within(start, first_freed)];
-    let node = before.iter().rev().map(|it| it.node).find(|node| *node > 0).unwrap_or(0);
-    let begin = before.iter().find(|it| it.node == node && node > 0).map_or(start, |it| it.born) - 1;
-    let begins = done.iter().skip(1).copied().chain([begin]);
+    let begin = |layer: &[usize]| -> u64 {
+        let first_freed = saved(layer).into_iter().min().unwrap_or(start);
+        // The operation that frees it had begun before.
+        let before = &program.tensors[program.born_within(start, first_freed)];
+        let node = before.iter().rev().map(|it| it.node).find(|node| *node > 0).unwrap_or(0);
+        before.iter().find(|it| it.node == node && node > 0).map_or(start, |it| it.born) - 1
+    };
+    // Where the next layer follows at once, that has to be done; else what is between them as well.
+    let follows = |layer: &[usize], next: &[usize]| {
+        let between = layer.last().zip(next.first()).map_or(0..0, |(last, next)| last + 1..*next);
+        !program.tensors[between].iter().any(|it| it.phase == Phase::Forward && is_saved(&it))
+    };
+    let begins =
+        stretch.layers.iter().enumerate().map(|(number, layer)| match stretch.layers.get(number + 1) {
+            Some(next) if follows(layer, next) => done[number + 1],
+            Some(_) => begin(layer).max(done[number + 1]),
+            None => begin(layer),
+        });
     begins.zip(done.iter().copied()).collect()
 }
 

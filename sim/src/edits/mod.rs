@@ -7,6 +7,9 @@
 //! An edit follows what PyTorch does, not what one model looks like: it moves, removes and adds tensors, and says how sure it is. What only
 //! another kernel decides has a range: every edit is applied three times, with the least, the likeliest and the most.
 
+mod calls;
+#[cfg(test)]
+mod calls_tests;
 mod checkpoint;
 mod gradients;
 mod holds;
@@ -189,6 +192,8 @@ const OF_TENSORS: Margins = Margins::new(0.1, 0.2);
 const OF_CONVOLUTIONS: Margins = Margins::new(0.1, 0.35);
 /// What steps hold that request different sizes: which blocks of the cache fit the next step depends on all sizes before it.
 const OF_UNEQUAL_TENSORS: Margins = Margins::new(0.1, 0.35);
+/// Layers of different sizes are recomputed: which of them are decides more, and what one leaves free may not fit the next.
+const OF_SIZES: Margins = Margins::new(0.1, 0.35);
 /// Something is assumed.
 const ASSUMED: Margins = Margins::new(0.15, 0.35);
 
@@ -326,7 +331,7 @@ impl Edits {
             offload::optimizer(&mut program, &mut changes);
         }
         let spread = self.spread(recorded, &mut changes);
-        changes.margins = self.margins(recorded, changes.sure());
+        changes.margins.widen(self.margins(recorded, changes.sure()));
         changes.margins.widen(Margins::new(spread, spread));
         // Shown of the likeliest alone.
         if end == End::Best {
