@@ -8,6 +8,8 @@ use gputrace_trace::words::{bytes, count};
 
 /// Fewer blocks are no graph of a model, unless it is one that was trained before.
 const LEAST_BLOCKS: u64 = 8;
+/// Less memory in modules is buffers, and no layers.
+const LEAST_WEIGHTS: u64 = 1 << 14;
 /// The graph is this part at least of what was held: one in so many.
 const LEAST: u64 = 3;
 
@@ -15,13 +17,18 @@ pub(super) const CAUSE: Cause = Cause {
     name: "evaluation with gradients",
     kind: Kind::Kept,
     needs: "a failed request, a third of the memory in what a model's forward pass keeps, and a function around that evaluates by its name or calls `eval()`, and begins no backward pass, as the program's source shows",
-    against: "`torch.no_grad`, `torch.inference_mode`, a backward pass in these functions",
+    against: "modules without parameters, `torch.no_grad`, `torch.inference_mode`, a backward pass in these functions",
     find,
 };
 
 fn find(facts: &Facts<'_>) -> Option<Case> {
     facts.failure?;
     let held = facts.held?;
+    // Without parameters, nothing has a graph.
+    let of_weights = facts.with(|holder| holder.signs.has(Sign::Model)).map_or(0, |(bytes, _)| bytes.0);
+    if of_weights < LEAST_WEIGHTS {
+        return None;
+    }
     // A backward pass that was recorded is of a library's training, if the source has none.
     let infers = |holder: &Holder| match facts.has_stepped() {
         true => None,

@@ -73,6 +73,10 @@ impl Sources {
             }
             let Some(head) = own.head else { continue };
             let last = function.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+            // A comprehension is a part of the function around it.
+            if last.starts_with('<') {
+                continue;
+            }
             let is_named = EVALUATES.iter().any(|word| last.split('_').any(|part| part.starts_with(word)));
             let is_set = own.body.iter().any(|it| it.text.ends_with(".eval()"));
             if is_named || is_set {
@@ -91,7 +95,8 @@ impl Sources {
             let last = function.rsplit('.').next().unwrap_or_default();
             let statements = self.statements(name)?;
             let head = statements.function_at(*line)?.1.head?;
-            (!matches!(last, "forward" | "__call__")).then(|| (last.to_owned(), place(name, head.lines.0)))
+            let is_layer = matches!(last, "forward" | "__call__") || last.starts_with('<');
+            (!is_layer).then(|| (last.to_owned(), place(name, head.lines.0)))
         })
     }
 
