@@ -34,7 +34,9 @@ pub(super) const CAUSE: Cause = Cause {
     needs: "segments that were allocated although as much memory was unused, to the end of the run, or until three quarters of the card were used or a request was refused; or a failed request that is served, with all before it, by the same memory under another setting",
     against: "free memory on streams that no later request uses; a reserve that stopped growing on a card with room; an option of the program's own setting without which it fits",
     find: |facts| {
-        at_failure(facts).or_else(|| Some(found(facts).filter(|(_, has_room)| !has_room)?.0.clone()))
+        at_failure(facts)
+            .or_else(|| in_pieces(facts))
+            .or_else(|| Some(found(facts).filter(|(_, has_room)| !has_room)?.0.clone()))
     },
 };
 
@@ -54,10 +56,7 @@ fn at_failure(facts: &Facts<'_>) -> Option<Case> {
     let unused = Bytes(error.reserved.0.saturating_sub(error.allocated.0));
     // A setting only postpones what grows, and what needs nearly the whole card.
     let grown = facts.growing().iter().fold(0_u64, |sum, site| sum.saturating_add(site.growth.0));
-    // Beside it, as much as was requested and a good part of what is reserved is a fault of its own.
-    let asked = error.requested.unwrap_or(error.bytes);
-    let is_fault = unused >= asked && unused.0.saturating_mul(BESIDE_GROWTH) >= error.reserved.0;
-    if grown >= unused.0 && !is_fault
+    if grown >= unused.0 && !is_fault(facts)
         || !facts.fits_with_setting()
         || !facts.is_much(unused)
         || super::own_setting::at_failure(facts).is_some()
@@ -78,6 +77,44 @@ fn at_failure(facts: &Facts<'_>) -> Option<Case> {
         bytes: unused,
         sure,
         fix: Some(fix),
+        verb: "oom",
+    })
+}
+
+/// Whether as much lies unused as a failed request was for, and a good part of what is reserved: a fault of its own beside what grows.
+pub(super) fn is_fault(facts: &Facts<'_>) -> bool {
+    let Some(Failure::Torch(_, error)) = facts.failure else { return false };
+    let unused = error.reserved.0.saturating_sub(error.allocated.0);
+    let asked = error.requested.unwrap_or(error.bytes);
+    unused >= asked.0 && unused.saturating_mul(BESIDE_GROWTH) >= error.reserved.0
+}
+
+/// A request that failed with little in use, where most of what was reserved lay in pieces, and no setting is known to serve it: a replay also
+/// has requests that failed before, and that the program could do without.
+fn in_pieces(facts: &Facts<'_>) -> Option<Case> {
+    let Failure::Torch(_, error) = facts.failure? else { return None };
+    let asked = error.requested.unwrap_or(error.bytes);
+    let unused = Bytes(error.reserved.0.saturating_sub(error.allocated.0));
+    let needed = Bytes(error.allocated.0.saturating_add(asked.0));
+    // With the whole of it in one piece, little more would have been needed.
+    let is_most = unused.0.saturating_mul(2) >= error.reserved.0 && unused.0.saturating_mul(2) >= asked.0;
+    if !is_most || asked >= error.reserved || facts.remedy().is_some() || !facts.growing().is_empty() {
+        return None;
+    }
+    Some(Case {
+        what: format!(
+            "only {} in use; {} more are reserved in pieces that did not fit: in one piece, {} would have been enough",
+            bytes(error.allocated),
+            bytes(unused),
+            bytes(needed)
+        ),
+        site: facts.site(error.site),
+        bytes: unused,
+        sure: "certain of the pieces; whether a setting serves it, a replay could not show".into(),
+        fix: Fix::words(
+            "try `PYTORCH_ALLOC_CONF=expandable_segments:True`; `del` large tensors as early as possible, and pad batches to a few sizes",
+            "",
+        ),
         verb: "oom",
     })
 }
