@@ -6,7 +6,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::facts::{Grown, above, called_at};
-use super::{Case, Cause, Facts, Fix, Found, Kind};
+use super::{Case, Cause, Facts, Fix, Found, Kind, external_fragmentation};
 use crate::code::{self, How};
 use crate::leaks::{self, GrowingSite};
 use gputrace_analyse::held::{Holder, Sign};
@@ -54,6 +54,8 @@ const fn cause(name: &'static str, needs: &'static str, against: &'static str) -
 
 /// What is shared goes when all have let go of it.
 pub(crate) const KEPT_BY_ANOTHER: &str = "copy the tensor in the other process and `del` the received one, then call `torch.cuda.ipc_collect()` here";
+/// Each is made of the one before.
+const JOINED: &str = "each block is larger than all before, which are freed";
 /// What is known of the memory says how.
 const NEVER_FREED: &str = "free what this line allocates";
 
@@ -268,12 +270,22 @@ const KEEPERS: &[Keeper] = &[
     Keeper {
         cause: cause(
             "a tensor that grows by `torch.cat`",
-            "a line holds one or two blocks, each larger than all before",
-            "blocks that accumulate, and sizes that fall",
+            "a line holds blocks of one or two sizes, each larger than all that it had before",
+            "blocks of all sizes that accumulate, and sizes that fall",
         ),
-        claims: |_, grown| grown.holder.is_some_and(|it| it.rising_sizes >= RISING && it.blocks <= 2),
-        why: "one block at a time, each larger",
-        fix: "concatenate once (`torch.cat(parts)`, with the parts on the CPU), or write into one preallocated tensor",
+        claims: |_, grown| grown.holder.is_some_and(|it| it.rising_sizes >= RISING && it.sizes.len() <= 2),
+        why: JOINED,
+        fix: "concatenate once (`torch.cat(parts)`, with the parts on the CPU), or write into one preallocated tensor; if it need not be whole, drop the oldest part",
+    },
+    Keeper {
+        cause: cause(
+            "tensors kept by a function that refers to itself (reference cycle)",
+            "memory remains each time, and by the program's source an inner function uses it that calls itself",
+            "functions outside others, and methods",
+        ),
+        claims: |facts, grown| kept(facts, grown).is_some_and(|it| it.how == How::Closure),
+        why: "by the source, the inner function and its own name refer to each other",
+        fix: "set the inner function's name to `None` once it has run",
     },
     Keeper {
         cause: cause(
@@ -455,7 +467,11 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<(Found, bool)> {
     let has_chain = is_with_graph(facts, &grown);
     let is_one = |how: How| matches!(how, How::Attribute | How::Carried);
     let source = kept(facts, &grown).filter(|it| !is_one(it.how) || has_chain);
-    let written = || source.as_ref().map(|source| source.instead(has_chain));
+    // What is joined anew each time replaces what was before: a container that has it does not add it up.
+    let source = source.filter(|it| keeper.why != JOINED || it.how == How::Joined);
+    // A model that is kept is no tensor to copy.
+    let is_written = |it: &&code::Keeper| !grown.has(Sign::Model) || it.is_cache;
+    let written = || source.as_ref().filter(is_written).map(|source| source.instead(has_chain));
     let fix = given_back.or_else(written);
     // The function that called the model begins one, or needs none.
     let of_caller = |it: &Holder| {
@@ -559,7 +575,8 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
             match facts.remedy() {
                 None if facts.has_tried_settings() => "no allocator setting fixes it",
                 None => "",
-                Some(_) if facts.fits_with_setting() => {
+                // Then much lies in pieces as well.
+                Some(_) if facts.fits_with_setting() && external_fragmentation::is_fault(facts) => {
                     "`gputrace oom` names an allocator setting that serves this request, too"
                 }
                 Some(_) => "an allocator setting only postpones it",

@@ -74,7 +74,7 @@ fn find(facts: &Facts<'_>, is_cache: bool) -> Option<Case> {
     let (name, fix) = match is_cache {
         true => (
             "a cache",
-            "allocate the cache once for the longest length and write into it (`cache[:, :, position] = k`), instead of `torch.cat` each step",
+            "allocate the cache once for the longest length and write into it (`cache[:, :, position] = k`), instead of `torch.cat` each step; if nothing bounds its length, drop the oldest part",
         ),
         false => (
             "what was collected with more",

@@ -29,8 +29,8 @@ pub(super) const DEEPEST: usize = 2;
 /// What keeps the memory that a stack requested: its lines of the program's own, innermost first.
 pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements>>) -> Option<Keeper> {
     let (mut local, mut attribute, mut hook, mut context) = (None, None, None, None);
-    // Whether what a function returned is a part of the tensor.
-    let mut is_view = false;
+    // Whether what a function returned is a part of the tensor, or has several.
+    let (mut is_view, mut is_record) = (false, false);
     // The method in which the value has become an attribute of its object.
     let mut method: Option<&str> = None;
     // Without a graph, what goes on to the next turn does not keep what was before.
@@ -40,6 +40,10 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
         let statements = file(name)?;
         let (own, function) = statements.function_at(*line)?;
         if let Some(method) = method.take() {
+            if let Some(found) = made_and_kept(own, method) {
+                let is_cache = found.how == How::Entry && is_looked_up(&statements, &found.text);
+                return Some(Keeper { is_cache, ..found.named(name, false) });
+            }
             match holder_of(&own.text, method) {
                 Some("self") => {}
                 Some(object) => {
@@ -55,15 +59,21 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
         let walk = Walk::of(&statements, Start::Statement(taken.unwrap_or(own)), &function, 0);
         let is_part = is_view;
         is_view |= walk.returns_view;
+        let was_record = std::mem::replace(&mut is_record, walk.returns_record());
+        let of_call = assigned(&own.text).map_or("", |(target, ..)| target);
+        let has_several = |found: &Found| {
+            found.is_several || was_record && (found.value == of_call || found.line == own.lines.0)
+        };
         if let Some(found) = walk.kept {
             // What is emptied each turn keeps less than what goes on to the next.
             let carried = walk
                 .attribute
                 .filter(|it| has_graph && it.how == How::Carried && is_emptied(&statements, &found));
             let found = carried.unwrap_or(found);
-            let is_view = found.is_view || is_part;
+            let (is_view, is_several) = (found.is_view || is_part, has_several(&found));
             let is_cache = found.how == How::Entry && is_looked_up(&statements, &found.text);
-            return Some(Keeper { more: walk.more, is_view, is_cache, ..found.named(name, false) });
+            let found = found.named(name, false);
+            return Some(Keeper { more: walk.more, is_view, is_several, is_cache, ..found });
         }
         let decorated = function.decorators.iter().find(|it| is_memoizing(&it.text));
         if let Some(decorator) = decorated.filter(|_| walk.returns) {
@@ -71,8 +81,10 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
             let found = Found::at(decorator, How::Memoized, "").named(name, false);
             return Some(Keeper { is_of_method, ..found });
         }
-        let of_local =
-            |found: Found| Keeper { is_view: found.is_view || is_part, ..found.named(name, false) };
+        let of_local = |found: Found| {
+            let (is_view, is_several) = (found.is_view || is_part, has_several(&found));
+            Keeper { is_view, is_several, ..found.named(name, false) }
+        };
         local = local.or_else(|| walk.local.map(of_local));
         context =
             context.or_else(|| of_context(&statements, &function).map(|found| found.named(name, false)));
@@ -103,6 +115,28 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
         })
     };
     context.or(local).or(hook).or_else(exception).or(attribute)
+}
+
+/// Plain names that a statement binds.
+fn bound(statement: &Statement) -> Vec<&str> {
+    let of_loop = statement.text.strip_prefix("for ").and_then(|rest| rest.split_once(" in ")).map(|it| it.0);
+    let target = of_loop.or_else(|| assigned(&statement.text).map(|(target, ..)| target)).unwrap_or_default();
+    parts(target, ',').into_iter().filter(|it| it.chars().all(is_word)).collect()
+}
+
+/// The dict of a statement `record["key"] = value`, if it is a name of the function's own and the key is always the same.
+fn fixed_entry<'t>(statement: &Statement, target: &'t str) -> Option<&'t str> {
+    let record = target.strip_suffix("[\"\"]").filter(|it| !it.is_empty() && it.chars().all(is_word))?;
+    let key = statement.shown.split_once('[').map_or("", |(_, rest)| rest);
+    key.starts_with(['"', '\'']).then_some(record)
+}
+
+/// A statement that makes an object and puts it into a container: `self.known[key] = Thing(...)`.
+fn made_and_kept(own: &Statement, method: &str) -> Option<Found> {
+    let (how, _, value) = put(&own.text).filter(|_| method == "__init__")?;
+    let name = value.split('(').next().unwrap_or_default().rsplit('.').next().unwrap_or_default();
+    let is_made = value.ends_with(')') && name.starts_with(char::is_uppercase);
+    is_made.then(|| Found { is_several: true, ..Found::at(own, how, value) })
 }
 
 /// The object in `object.method(...)`, or in `object = Class(...)` for a constructor.
@@ -229,6 +263,8 @@ pub(super) struct Walk<'a> {
     made: BTreeSet<&'a str>,
     /// Names of dicts, tuples and lists: no tensors, but several.
     several: BTreeSet<String>,
+    /// Names of the function's parameters: their objects are the caller's.
+    parameters: BTreeSet<&'a str>,
     /// Lines of statements in a loop that may carry a state from turn to turn. A model's own loop goes through its layers.
     loops: BTreeSet<u32>,
     body: Vec<&'a Statement>,
@@ -273,6 +309,7 @@ impl<'a> Walk<'a> {
             names,
             loops,
             several: several(statements, function, 0),
+            parameters: function.parameters().collect(),
             made: made.filter(|target| target.chars().all(is_word)).collect(),
             body: function.body.clone(),
             kept: None,
@@ -300,6 +337,10 @@ impl<'a> Walk<'a> {
             walk.kept =
                 function.body.iter().find_map(|statement| walk.passed_on(statements, statement, depth));
         }
+        // What a function that refers to itself uses is kept until the collector runs, whoever else has given it up.
+        if let Some(found) = walk.closure(statements) {
+            walk.kept = Some(found);
+        }
         let is_view = |value: &str| is_view_of(statements, function, value);
         for found in [&mut walk.kept, &mut walk.local, &mut walk.attribute].into_iter().flatten() {
             found.is_view |= is_view(&found.value);
@@ -307,6 +348,36 @@ impl<'a> Walk<'a> {
         let mut returned = function.body.iter().filter_map(|it| it.text.strip_prefix("return "));
         walk.returns_view = walk.returns && returned.any(is_view);
         walk
+    }
+
+    /// Whether it returns a dict, tuple or list by its name.
+    fn returns_record(&self) -> bool {
+        let mut returned = self.body.iter().filter_map(|it| it.text.strip_prefix("return "));
+        self.returns && returned.any(|value| self.several.contains(value.trim()))
+    }
+
+    /// An inner function that calls itself, and uses a name of the value that is not its own, or collects what it is given.
+    fn closure(&self, statements: &Statements) -> Option<Found> {
+        self.body.iter().find_map(|head| {
+            let name = head.text.strip_prefix("def ")?.split('(').next()?;
+            let (_, inner) = statements.function_at(head.lines.1 + 1)?;
+            let is_it = inner.head.is_some_and(|it| it.lines == head.lines);
+            let calls_it = |it: &Statement| calls(&it.text).any(|(called, _)| called == name);
+            let own: BTreeSet<&str> =
+                inner.parameters().chain(inner.body.iter().flat_map(|it| bound(it))).collect();
+            let is_used = |name: &String| {
+                !own.contains(name.as_str()) && inner.body.iter().any(|it| carries_any(&it.text, name))
+            };
+            let is_given = |it: &&Statement| calls_it(it) && self.carries(it, &it.text);
+            let collects = |it: &&Statement| {
+                added(&it.text).is_some_and(|(into, _)| self.made.contains(into) && !own.contains(into))
+            };
+            let is_collected =
+                || self.body.iter().copied().any(|it| is_given(&it)) && inner.body.iter().any(collects);
+            let has_value = || self.names.iter().any(is_used) || is_collected();
+            (is_it && inner.body.iter().any(|it| calls_it(it)) && has_value())
+                .then(|| Found::at(head, How::Closure, name))
+        })
     }
 
     /// What a function of the same file keeps of an argument.
@@ -461,6 +532,11 @@ impl<'a> Walk<'a> {
             // A running mean: each value has a graph that refers to the one before. The term without the mean itself is the new value.
             let new = added.iter().find(|it| !carries_any(it, target)).map_or("", |it| self.named_in(it));
             self.keep(self.found(statement, How::Carried, new));
+        } else if let Some(record) = fixed_entry(statement, target) {
+            // One value at a time: what keeps the record keeps the values.
+            self.names.insert(record.to_owned());
+            self.several.insert(record.to_owned());
+            self.returns |= self.parameters.contains(record);
         } else if target.ends_with(']') && !target.starts_with('[') {
             self.put(target, self.found(statement, How::Entry, value));
         } else if (value.starts_with('[') || value.starts_with('{')) && words(value).any(|it| it == "for") {
@@ -635,11 +711,41 @@ mod tests {
         let found = keeper(&lines, |_| Some(statements.clone())).expect("a keeper");
         assert_eq!((found.how, found.line), (How::Added, 9));
         assert!(found.with_less(false).is_none(), "an object is no tensor");
+        // It may be put there as it is made.
+        let made = "class Net:\n    def __init__(self, n):\n        self.layers = load(n)\n\ndef get(self, n):\n    if n not in self.nets:\n        self.nets[n] = Net(n)\n    return self.nets[n]\n";
+        let statements = Rc::new(Statements::of(made));
+        let of_made =
+            [("Net.__init__".to_owned(), "/a.py".to_owned(), 3), ("get".to_owned(), "/a.py".to_owned(), 7)];
+        let found = keeper(&of_made, |_| Some(statements.clone())).expect("a keeper");
+        assert!(found.instead(false).starts_with("bound `self.nets` at a.py:7"), "{found:?}");
         // What a function of the object returns is not the object.
         let text = text.replace("append(one)", "append(one.score(x))");
         let statements = Rc::new(Statements::of(&text));
         let found = keeper(&lines, |_| Some(statements.clone())).expect("a keeper");
         assert_eq!(found.how, How::Attribute);
+    }
+
+    #[test]
+    fn an_entry_of_one_key_is_kept_by_what_keeps_its_record() {
+        let text = "def forward(self, batch):\n    batch[\"energy\"] = f(batch)  # here\n    return batch\n\ndef run(data):\n    outs = []\n    for x in data:\n        out = model(x)  # here!\n        outs.append(out)\n    return outs\n";
+        assert_eq!(kept(text), Some((How::Added, 9, "out".into())));
+        let statements = Rc::new(Statements::of(text));
+        let lines = [("f".into(), "/a.py".into(), 2), ("run".into(), "/a.py".into(), 8)];
+        let found = keeper(&lines, |_| Some(statements.clone())).expect("a keeper");
+        assert_eq!(found.with_less(true), None, "a record is no tensor");
+        assert_eq!(kept(&text.replace("outs.append(out)", "outs.append(out.item())")), None);
+        // Other keys are other entries.
+        let keyed = text.replace("batch[\"energy\"]", "batch[f\"energy{n}\"]");
+        assert_eq!(kept(&keyed).map(|it| it.1), Some(2));
+    }
+
+    #[test]
+    fn an_inner_function_that_calls_itself_keeps_the_names_it_uses() {
+        let text = "def flat(tree):\n    leaves = []\n    def walk(node):\n        if isinstance(node, dict):\n            for key in node:\n                walk(node[key])\n        else:\n            leaves.append(node)\n    walk(tree)\n    return leaves\n\ndef serve(x):\n    out = model(x)  # here\n    return [it.cpu() for it in flat(out)]\n";
+        assert_eq!(kept(text), Some((How::Closure, 3, "walk".into())));
+        let flat =
+            text.replace("                walk(node[key])\n", "                leaves.append(node[key])\n");
+        assert_ne!(kept(&flat).map(|it| it.0), Some(How::Closure));
     }
 
     #[test]
@@ -700,6 +806,18 @@ mod tests {
         let found =
             keeper(&[("f".to_owned(), "/a.py".to_owned(), 1)], |_| Some(statements.clone())).expect("one");
         assert_eq!(found.instead(true), "at a.py:4, write `self.a += l.detach()`; the same at 5");
+    }
+
+    #[test]
+    fn names_that_go_on_to_the_next_turn_are_detached_by_name() {
+        let text = "for x in xs:\n    y, h, c = f(x, h, c)  # here\n    y.sum().backward()\n";
+        let statements = Rc::new(Statements::of(text));
+        let found =
+            keeper(&[("f".to_owned(), "/a.py".to_owned(), 2)], |_| Some(statements.clone())).expect("one");
+        assert_eq!(
+            found.instead(true),
+            "detach what a.py:2 passes to the next turn: `h, c = h.detach(), c.detach()`"
+        );
     }
 
     #[test]

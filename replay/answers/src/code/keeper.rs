@@ -1,7 +1,7 @@
 //! How a statement of the program keeps a value, and what to write in its place.
 
 use super::statements::Statement;
-use super::text::{assigned, is_chain, is_chain_of_one, is_word, parts};
+use super::text::{arguments_have, assigned, is_chain, is_chain_of_one, is_word, parts};
 
 /// How the program keeps a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +24,8 @@ pub(crate) enum How {
     Attribute,
     /// `errors.append(error)`, `future.set_exception(error)`: the traceback's frames refer to the value.
     Exception,
+    /// `def inner(x): ... inner(y)` inside another function: it refers to itself, and to the names that it uses.
+    Closure,
     /// `ctx.kept = result` in a function of autograd: the result's graph refers to the result.
     Context,
 }
@@ -141,6 +143,9 @@ impl Keeper {
                 Some(statement) if self.is_cycle => format!(
                     "at {at}, write `{statement}`{more}, or empty it when you remove the hooks: the tensor's hook refers to this object, and the object to the tensor"
                 ),
+                Some(statement) if statement.contains(".cpu()") && self.is_hook => format!(
+                    "at {at}, write `{statement}`{more}, and move back what a later step uses; or remove the hook after its use (`handle.remove()`)"
+                ),
                 Some(statement) if statement.contains(".cpu()") => {
                     format!("at {at}, write `{statement}`{more}, and move back what a later step uses")
                 }
@@ -152,8 +157,14 @@ impl Keeper {
             },
             How::Carried => match self.with_less(has_graph) {
                 Some(statement) => format!("at {at}, write `{statement}`"),
-                None => format!("detach what {at} passes to the next turn: `x = x.detach()`"),
+                None => format!("detach what {at} passes to the next turn: {}", self.detached()),
             },
+            How::Closure => {
+                let name = &self.value;
+                format!(
+                    "make `{name}` ({at}) a function of its own, outside the other, or set `{name} = None` once it has run: it refers to itself, and so keeps what it uses until Python's garbage collector runs"
+                )
+            }
             How::Exception => {
                 let name = &self.value;
                 format!(
@@ -187,6 +198,19 @@ impl Keeper {
                     "at {at}, bound the cache (`maxsize=`), or let the function return tensors on the CPU"
                 )
             }
+        }
+    }
+
+    /// `h, c = h.detach(), c.detach()` for names of the statement that it also takes.
+    fn detached(&self) -> String {
+        let (target, _, value) = assigned(&self.text).unwrap_or_default();
+        let names =
+            parts(target.trim_matches(['(', ')']), ',').into_iter().filter(|it| arguments_have(value, it));
+        let names: Vec<&str> = names.filter(|name| name.chars().all(is_word)).collect();
+        let detached: Vec<String> = names.iter().map(|name| format!("{name}.detach()")).collect();
+        match names.is_empty() || self.text.ends_with(CUT) {
+            true => "`x = x.detach()`".into(),
+            false => format!("`{} = {}`", names.join(", "), detached.join(", ")),
         }
     }
 
