@@ -531,9 +531,18 @@ impl Maker<'_> {
     fn copies(&self, units: &BTreeMap<u32, Unit>) -> BTreeMap<u32, Purpose> {
         let trained = self.trained();
         let mut order: Vec<(&u32, &Unit)> = units.iter().filter(|(_, unit)| unit.is_held).collect();
+        // Gradients are of the set that has their sizes, each as often.
+        let is_own = |unit: &Unit| {
+            let large = || unit.sizes.iter().filter(|(size, _)| **size >= LEAST_WEIGHT);
+            let n_trained = trained.keys().filter(|size| **size >= LEAST_WEIGHT).count();
+            n_trained > 0
+                && large().count() == n_trained
+                && large().all(|(size, n)| trained.get(size) == Some(n))
+        };
         order.sort_by_key(|(_, unit)| {
             (
                 unit.is_of_program,
+                !is_own(unit),
                 unit.signs.has(Sign::Copy),
                 unit.signs.has(Sign::Load),
                 !unit.signs.has(Sign::Model),
@@ -546,7 +555,12 @@ impl Maker<'_> {
             let all: u64 = large().map(|(size, n)| size * n).sum();
             let there = |size: &u64| seen.get(size).copied().unwrap_or(0);
             // A backup that is made anew is there twice for a while.
-            let matched: u64 = large().map(|(size, n)| size * n.min(&(there(size) * MOST_SETS))).sum();
+            // Another model has some layers of the same sizes, and not as many of each.
+            let is_known = unit.signs.has(Sign::Copy) || unit.signs.has(Sign::Load) || unit.is_of_program;
+            let has_as_many =
+                |size: &u64, n: u64| is_known || there(size) > 0 && n.is_multiple_of(there(size));
+            let matched = large().filter(|(size, n)| has_as_many(size, **n));
+            let matched: u64 = matched.map(|(size, n)| size * n.min(&(there(size) * MOST_SETS))).sum();
             let n_sizes = large().filter(|(size, _)| there(size) > 0).count();
             let is_trained =
                 large().all(|(size, n)| trained.get(size).is_some_and(|trained| *trained >= there(size) + n));

@@ -323,6 +323,8 @@ impl<'a> Maker<'a> {
     fn idle(&self) -> Option<IdleSets> {
         let (first, last) = match self.passes {
             [first, .., last] if self.passes.len() >= LEAST_PASSES => (first.0, last.0),
+            // It fails in the first step: models whose activations the pass used go on.
+            [only] if self.failed.is_some() => (only.0, only.0),
             _ => return None,
         };
         let gradients = self.gradients();
@@ -336,15 +338,23 @@ impl<'a> Maker<'a> {
                 paths.entry(life.stack).or_insert_with(|| own_path(self.known.definitions, life.stack));
             units.entry(path.clone()).or_default().push(idx);
         }
+        // Gradients are of the set that has their sizes, each as often: then others of such sizes have none.
+        let is_of_some = |size: u64| units.values().any(|lives| self.sizes(lives).contains_key(&size));
+        let large = gradients.iter().filter(|(size, _)| **size >= LEAST_WEIGHT && is_of_some(**size));
+        let large: BTreeMap<u64, u64> = large.map(|(size, n)| (*size, *n)).collect();
+        let is_own = |lives: &Vec<usize>| !large.is_empty() && self.sizes(lives) == large;
+        let has_own = units.values().any(is_own);
         let is_idle = |lives: &Vec<usize>| {
             let sizes = self.sizes(lives);
             let sum = |is: &dyn Fn(u64) -> bool| -> u64 {
                 sizes.iter().filter(|(size, _)| is(**size)).map(|(size, n)| size * n).sum()
             };
-            sum(&|size| gradients.contains_key(&size)).saturating_mul(UNTRAINED) < sum(&|_| true)
+            let is_trained =
+                |size: u64| gradients.contains_key(&size) && !(has_own && large.contains_key(&size));
+            !is_own(lives) && sum(&is_trained).saturating_mul(UNTRAINED) < sum(&|_| true)
         };
         let (idle, trained): (Vec<_>, Vec<_>) = units.into_iter().partition(|(_, lives)| is_idle(lives));
-        let calls = Calls::of(self);
+        let calls = Calls::of(self, Some(first).filter(|_| self.passes.len() < LEAST_PASSES));
         let ended: Vec<(&Function, Nanos)> = calls.ended(first);
         // Each model that still runs is a trained one, and each that does not has run before.
         if idle.is_empty() || calls.n_going_on(first) > trained.len() || idle.len() > ended.len() {
@@ -501,12 +511,20 @@ struct Calls {
 type Function = (String, String);
 
 impl Calls {
-    fn of(maker: &Maker<'_>) -> Calls {
+    /// Models whose memory is held when the only pass begins have not ended.
+    fn of(maker: &Maker<'_>, first: Option<u32>) -> Calls {
         let mut last: FxHashMap<StackId, (u32, Nanos)> = FxHashMap::default();
-        let is_call =
-            |signs: Signs| signs.has(Sign::Forward) && !signs.has(Sign::Backward) && !signs.has(Sign::Model);
+        let is_call = |signs: Signs| {
+            let is_other =
+                [Sign::Backward, Sign::Model, Sign::Workspace].into_iter().any(|sign| signs.has(sign));
+            signs.has(Sign::Forward) && !is_other
+        };
         for (_, life) in maker.own().filter(|(idx, _)| is_call(maker.known.signs[*idx])) {
-            last.insert(life.stack, (life.born, life.since));
+            // The pass gives activations back, and not a library's workspace.
+            let is_awaited = |first: &u32| life.is_held_at(*first) && life.died != NEVER;
+            let at = (life.born.max(first.filter(is_awaited).unwrap_or_default()), life.since);
+            let known = last.entry(life.stack).or_insert(at);
+            *known = at.max(*known);
         }
         let mut calls = Calls { outermost: BTreeMap::new(), any: FxHashMap::default() };
         for (stack, at) in last {

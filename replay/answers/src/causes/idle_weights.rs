@@ -18,11 +18,13 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     }
     let idle = facts.sets(facts.held?.device)?.idle.as_ref()?;
     let sum = Bytes(idle.sets.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(bytes.0)));
-    let parts: Vec<String> = idle
-        .sets
-        .iter()
-        .map(|(path, part)| format!("{} at {}", bytes(*part), super::outermost(path)))
-        .collect();
+    // One caller says nothing of which is which.
+    let is_one =
+        idle.sets.windows(2).all(|pair| super::outermost(&pair[0].0) == super::outermost(&pair[1].0));
+    let line =
+        |path: &'_ str| if is_one { super::innermost(path) } else { super::outermost(path) }.to_owned();
+    let parts: Vec<String> =
+        idle.sets.iter().map(|(path, part)| format!("{} at {}", bytes(*part), line(path))).collect();
     let parts = if parts.len() > 1 { format!(" ({})", parts.join(", ")) } else { String::new() };
     let functions: Vec<String> = idle.functions.iter().map(|it| format!("`{it}`")).collect();
     let (path, _) = idle.sets.first()?;

@@ -367,6 +367,11 @@ fn callers(path: &str) -> &str {
     path.split_once(CALLED_FROM).map_or("", |(_, callers)| callers)
 }
 
+/// The innermost of these lines.
+fn innermost(path: &str) -> &str {
+    path.split(CALLED_FROM).next().unwrap_or(path)
+}
+
 /// The outermost of these lines.
 fn outermost(path: &str) -> &str {
     path.rsplit(CALLED_FROM).next().unwrap_or(path)
@@ -385,11 +390,16 @@ fn line_of(site: &str) -> &str {
     site.split_once(')').map_or(site, |(line, _)| line)
 }
 
+/// The function that a comprehension in it is part of.
+fn function_around(function: &str) -> &str {
+    function.split(".<locals>.<").next().unwrap_or(function)
+}
+
 /// Whether two call sites are of one function of the program's.
 fn is_of(a: &str, b: &str) -> bool {
     let function = |site: &str| {
         let (function, place) = site.split_once(" (")?;
-        Some((function.to_owned(), place.rsplit_once(':')?.0.to_owned()))
+        Some((function_around(function).to_owned(), place.rsplit_once(':')?.0.to_owned()))
     };
     function(a).is_some_and(|a| function(b) == Some(a))
 }
