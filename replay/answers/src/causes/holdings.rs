@@ -8,6 +8,7 @@ use gputrace_schemas::event::Bytes;
 
 use super::activations_beyond_card::is_activation;
 use super::facts::called_at;
+use super::one_request::moves_data;
 use super::{Case, Cause, Facts, Failure, Fix, Kind, earlier_model};
 use crate::code::{How, Keeper};
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
@@ -406,12 +407,35 @@ const REMEDIES: &[Remedy] = &[
         is: is_data,
         what: |it| {
             format!(
-                "tensors that this line allocated outside any model and that stay allocated ({} blocks)",
-                count(it.blocks)
+                "tensors that this line allocated outside any model and that stay allocated ({})",
+                n_blocks(it.blocks)
             )
         },
         sure: "certain that they are held; that each step needs only some of them is a guess",
         fix: "keep them on the CPU and move what a step needs (`batch.to(\"cuda\", non_blocking=True)`), or use a smaller dtype",
+    },
+    Remedy {
+        purpose: Purpose::Temporaries,
+        cause: cause(
+            "data copied to the GPU all at once",
+            "at the peak, half of the total in blocks of a line that by the program's source moves data to the device, and that are freed again",
+            "batches, which are small beside what a model makes of them",
+        ),
+        at_peak: Kind::Spare,
+        least: 2,
+        is: |facts, held, it| {
+            let is_most = it.bytes.0.saturating_mul(2) >= held.bytes.0;
+            facts.failure.is_none() && is_most && moves_data(facts, it.site)
+        },
+        what: |it| {
+            format!(
+                "tensors that this line copies from the host to the device, all at once ({} of up to {})",
+                n_blocks(it.blocks),
+                bytes(it.largest)
+            )
+        },
+        sure: "certain of sizes and lifetimes; that a part at a time suffices is a guess",
+        fix: "keep the data on the CPU, and move each part in the loop that works on it: `part.to(device, non_blocking=True)`",
     },
     Remedy {
         purpose: Purpose::Temporaries,
@@ -456,6 +480,11 @@ const REMEDIES: &[Remedy] = &[
         fix: "work in chunks there (`torch.chunk`), `del` what the next line does not use, or write in place",
     },
 ];
+
+/// `1 block`, `24 blocks`
+fn n_blocks(n: u64) -> String {
+    format!("{} block{}", count(n), if n == 1 { "" } else { "s" })
+}
 
 fn is_data(facts: &Facts<'_>, held: &HeldAt, it: &Holding) -> bool {
     // What was taken in one go has a cause of its own, and a failed call's own tensors are no data.

@@ -41,13 +41,15 @@ pub(super) const TWICE: Cause = Cause {
 pub(super) const FEW: Cause = Cause {
     name: "large intermediate results of one function",
     kind: Kind::Beyond,
-    needs: "a failed request of a function of the program's own, of which two to six blocks of that size, or half or twice as large, were half of the memory in use",
+    needs: "a failed request of a function of the program's own, of which two to six blocks, each an eighth of that size or more, were half of the memory in use",
     against: "layers of a model, and more blocks",
     find: few,
 };
 
 /// As many results of one function are held for one expression, or for its backward pass.
 const MOST_RESULTS: u64 = 6;
+/// Each is this part at least of the request: one in so many.
+const LEAST_RESULT: u64 = 8;
 /// The request is this part at least of what was in use: one in so many.
 const LEAST_REQUEST: u64 = 6;
 
@@ -55,10 +57,15 @@ fn few(facts: &Facts<'_>) -> Option<Case> {
     let Failure::Torch(_, error) = facts.failure? else { return None };
     let asked = error.requested.unwrap_or(error.bytes);
     let here = facts.site(error.site);
-    let is_of_size = |size: u64| {
-        [size, size.saturating_mul(2), size / 2].iter().any(|it| it.abs_diff(asked.0) <= asked.0 / 50)
-    };
-    let near: Vec<&Holder> = facts.holders().filter(|it| super::is_of(&facts.site(it.site), &here)).collect();
+    let is_of_size = |size: u64| size.saturating_mul(LEAST_RESULT) >= asked.0;
+    // What an earlier call of the function left is nothing that this one works with.
+    let function = facts.story.ledger.sites.site(error.site).map_or("", |site| &site.function);
+    let is_outside = |line: &&code::Line| super::function_around(&line.0) != super::function_around(function);
+    let caller = |lines: &[code::Line]| lines.iter().find(is_outside).cloned();
+    let called = facts.held.map(|held| caller(&held.failed_own));
+    let is_of_call = |it: &Holder| called.as_ref().is_none_or(|called| caller(&it.own) == *called);
+    let is_near = |it: &&Holder| super::is_of(&facts.site(it.site), &here) && is_of_call(it);
+    let near: Vec<&Holder> = facts.holders().filter(is_near).collect();
     let (mut n, mut sum) = (0_u64, 0_u64);
     for holder in &near {
         for (size, blocks) in holder.sizes.iter().filter(|(size, _)| is_of_size(size.0)) {
@@ -73,16 +80,14 @@ fn few(facts: &Facts<'_>) -> Option<Case> {
     let fix = match of_model {
         _ if makes_logits(facts, error.site) => OF_LOGITS,
         None if makes_pairs(facts, error.site) => OF_PAIRS,
-        Some(_) => {
-            "call the model with fewer items at a time (a smaller batch, parts of the input), or work in chunks inside it"
-        }
+        Some(_) => OF_MODEL,
         None => {
             "work in chunks (`torch.chunk`), or avoid what a broadcast makes: `torch.cdist` or a matrix product for distances, indices for one-hot"
         }
     };
     (facts.is_own(error.site) && is_most && is_large && (2..=MOST_RESULTS).contains(&n)).then(|| Case {
         what: format!(
-            "this function requests {} more, and {} of {} in use are {} of its results of such a size",
+            "this function requests {} more, and {} of {} in use are {} of its results",
             bytes(asked),
             bytes(Bytes(sum)),
             bytes(error.allocated),
@@ -261,10 +266,11 @@ fn what_of(facts: &Facts<'_>, asked: Bytes) -> (String, &'static str) {
                 return (String::new(), OF_PAIRS);
             }
         }
-        return (
-            String::new(),
-            "build it in chunks, or avoid the dense tensor (`torch.cdist` or a matrix product for distances, `scatter_reduce`, `index_add`), or reduce its size",
-        );
+        let is_in_model = facts.held.is_some_and(|held| {
+            held.failed_own.first().is_some_and(|(function, ..)| function.ends_with(".forward"))
+        });
+        let other = if is_in_model { OF_MODEL } else { OF_ANY };
+        return (String::new(), lever(facts).unwrap_or(other));
     };
     (
         format!(
@@ -277,8 +283,39 @@ fn what_of(facts: &Facts<'_>, asked: Bytes) -> (String, &'static str) {
     )
 }
 
+const OF_MODEL: &str = "call the model with fewer items at a time (a smaller batch, parts of the input), or work in chunks inside it";
+
+const OF_ANY: &str = "build it in chunks, or avoid the dense tensor (`torch.cdist` or a matrix product for distances, `scatter_reduce`, `index_add`), or reduce its size";
+
+/// What makes a large tensor, by a word of the statement, and what people write instead.
+const LEVERS: &[(&str, &str)] = &[
+    (
+        "vectorize=True",
+        "pass `vectorize=False`: one row at a time instead of all at once (`torch.func.jacrev` has `chunk_size`)",
+    ),
+    ("vmap(", "pass `chunk_size=...` to `vmap`: the number of items that it works on at a time"),
+    ("jacrev(", "pass `chunk_size=...` to `jacrev`: the number of rows that it computes at a time"),
+    (
+        "interpolate(",
+        "resize fewer items at a time and reduce each part before the next, or work at the smaller size",
+    ),
+    (
+        "one_hot(",
+        "use the indices: `weight[indices]` or `F.embedding` instead of a product with one-hot rows",
+    ),
+    ("eye(", "use the indices: `weight[indices]` or `F.embedding` instead of a product with one-hot rows"),
+];
+
+/// What people write in place of the statement whose request failed.
+fn lever(facts: &Facts<'_>) -> Option<&'static str> {
+    let Some(Failure::Torch(_, error)) = facts.failure else { return None };
+    let own = facts.story.ledger.sites.site(error.site)?;
+    let text = facts.sources.text(&own.file, own.line)?;
+    LEVERS.iter().find(|(word, _)| text.contains(word)).map(|(_, fix)| *fix)
+}
+
 /// Whether the statement moves what it has computed to the device: `torch.rand(n).to(device)`, and not a model.
-fn moves_data(facts: &Facts<'_>, site: SiteId) -> bool {
+pub(super) fn moves_data(facts: &Facts<'_>, site: SiteId) -> bool {
     let Some(own) = facts.story.ledger.sites.site(site).filter(|own| own.inside.is_empty()) else {
         return false;
     };

@@ -181,17 +181,17 @@ pub(super) fn is_to_cpu(method: &str, arguments: &str) -> bool {
     method == "to" && arguments.starts_with("(\"\")")
 }
 
-/// Whether a statement ends in a copy to the GPU: `.cuda()`, or `.to()` of a device.
+/// Whether a statement copies a value to the GPU, and may go on to work on it: `.cuda()`, or `.to()` of a device.
 pub(crate) fn moves_to_device(text: &str) -> bool {
     let value = assigned(text).map_or(text, |(.., value)| value);
-    let opens = value.match_indices('(').map(|(at, _)| at);
-    let Some(open) = opens.rev().find(|at| closing(&value[*at..]) == Some(value.len() - at)) else {
-        return false;
-    };
-    let (before, arguments) = (&value[..open], &value[open + 1..value.len() - 1]);
     let is_device = |it: &str| it == "\"\"" || ["device", "cuda", "gpu"].iter().any(|word| it.contains(word));
-    before.ends_with(".cuda")
-        || before.ends_with(".to") && parts(arguments, ',').first().is_some_and(|it| is_device(it))
+    let mut calls = value.match_indices('(').filter_map(|(at, _)| Some((at, closing(&value[at..])?)));
+    calls.any(|(at, end)| {
+        let (before, arguments) = (&value[..at], &value[at + 1..at + end - 1]);
+        let is_move = before.ends_with(".cuda")
+            || before.ends_with(".to") && parts(arguments, ',').first().is_some_and(|it| is_device(it));
+        is_move && is_chain(before)
+    })
 }
 
 /// Whether an expression is a part of a tensor, which refers to all of its memory: a row or column `x[:, 0]`, `x.select(1, 0)`.
@@ -290,8 +290,13 @@ mod tests {
     }
 
     #[test]
-    fn statements_that_copy_to_the_device_end_in_that() {
-        for text in ["self.a = torch.rand(n).log().to(device)", "x = load(path).cuda()", "x = y.to(\"\")"] {
+    fn statements_that_copy_a_value_to_the_device_may_work_on_it() {
+        for text in [
+            "v = frames.to(device).float() / 255.0",
+            "self.a = torch.rand(n).log().to(device)",
+            "x = load(path).cuda()",
+            "x = y.to(\"\")",
+        ] {
             assert!(moves_to_device(text), "{text}");
         }
         for text in ["x = y.to(torch.float16)", "x = torch.rand(n, device=device)", "x = f(y.to(device)) + 1"]
