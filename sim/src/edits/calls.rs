@@ -92,8 +92,8 @@ impl Forward<'_> {
         let Some(first) = positions().next() else { return vec![] };
         loop {
             let frame = self.at(first, depth);
-            let is_split =
-                || groups.iter().flatten().any(|run| self.calls_of_one_line(run.clone(), depth).len() > 1);
+            let runs: Vec<Run> = groups.iter().flatten().cloned().collect();
+            let is_split = || self.calls_of_lines(&runs, depth).len() > runs.len();
             if !positions().all(|position| self.at(position, depth) == frame) || is_split() {
                 break;
             }
@@ -190,9 +190,37 @@ impl Forward<'_> {
             let mut bounds = vec![run.start];
             bounds.extend(ups.iter().copied().enumerate().filter(is_begin).map(|(_, at)| at));
             bounds.push(run.end);
-            bounds.windows(2).flat_map(|two| self.calls_of_one_line(two[0]..two[1], depth)).collect()
+            bounds.windows(2).map(|two| two[0]..two[1]).collect()
         };
-        runs.iter().map(|own| own.iter().flat_map(split).collect()).collect()
+        let pieces: Vec<Vec<Run>> = runs.iter().map(|own| own.iter().flat_map(split).collect()).collect();
+        let all: Vec<Run> = pieces.iter().flatten().cloned().collect();
+        let mut of_functions: Vec<Vec<Run>> = vec![];
+        for piece in all {
+            let frame = self.at(piece.start, depth);
+            let known =
+                of_functions.iter_mut().find(|it| self.is_same_function(frame, self.at(it[0].start, depth)));
+            match known {
+                Some(known) => known.push(piece),
+                None => of_functions.push(vec![piece]),
+            }
+        }
+        let mut calls: Vec<Run> =
+            of_functions.iter().flat_map(|own| self.calls_of_lines(own, depth)).collect();
+        calls.sort_by_key(|call| call.start);
+        let between = |own: &Vec<Run>| -> Vec<Run> {
+            let (Some(first), Some(last)) = (own.first(), own.last()) else { return vec![] };
+            let start = calls.partition_point(|call| call.start < first.start);
+            calls[start..].iter().take_while(|call| call.start < last.end).cloned().collect()
+        };
+        pieces.iter().map(between).collect()
+    }
+
+    /// Calls in runs of one function. Where each of several runs has as many calls of one line, these are turns of a loop in its code.
+    fn calls_of_lines(&self, runs: &[Run], depth: usize) -> Vec<Run> {
+        let calls: Vec<Vec<Run>> =
+            runs.iter().map(|run| self.calls_of_one_line(run.clone(), depth)).collect();
+        let is_loop_within = runs.len() > 1 && calls.iter().all(|own| own.len() == calls[0].len());
+        if is_loop_within { runs.to_vec() } else { calls.into_iter().flatten().collect() }
     }
 
     /// Calls of a module whose code begins with a line that does all or nearly all: the same requests come again, without a loop further in.
@@ -229,14 +257,21 @@ impl Forward<'_> {
         self.frame(frame).is_some_and(|it| it.file.ends_with(CALLER))
     }
 
-    /// Whether the frame at this depth is a module's own code, of a class that is not one of PyTorch's building blocks.
+    /// Whether the frame at this depth is a module's own code, of a class that is not one of PyTorch's building blocks. Wrappers may stand between
+    /// it and what calls it, as those of transformers for checkpoints and old arguments.
     fn is_module(&self, position: usize, depth: usize) -> bool {
-        let file = |depth: usize| self.at(position, depth).and_then(|it| self.frame(it)).map(|it| &*it.file);
-        let caller = depth.checked_sub(1).and_then(file);
-        let is_called = caller.is_some_and(|file| file.ends_with(CALLER));
-        is_called
-            && file(depth).is_some_and(|file| {
-                !file.contains("/torch/nn/") || file.ends_with("/torch/nn/modules/transformer.py")
+        let frame = |depth: usize| self.at(position, depth).and_then(|it| self.frame(it));
+        let is_caller = |depth: &usize| self.at(position, *depth).is_some_and(|it| self.is_caller(it));
+        let is_forward =
+            |depth: &usize| frame(*depth).is_some_and(|it| it.name.rsplit('.').next() == Some("forward"));
+        let Some(caller) = (0..depth).rev().find(is_caller).filter(|_| !is_caller(&depth)) else {
+            return false;
+        };
+        let own = (caller + 1..self.frames[position].len()).take_while(|depth| !is_caller(depth));
+        let code = own.clone().find(is_forward).or(own.clone().next());
+        code == Some(depth)
+            && frame(depth).is_some_and(|it| {
+                !it.file.contains("/torch/nn/") || it.file.ends_with("/torch/nn/modules/transformer.py")
             })
     }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::calls;
 use crate::stacks::{Frame, StackId, Stacks};
 
-/// Each request is a line such as `Net:3 Block:10 conv`: modules and the lines of their code, from the outermost, and an operation. Returns
+/// Each request is a line such as `Net:3 Block:10 conv`: modules and the lines of their code, from the outermost, and an operation. A wrapper
+/// stands around the code of `@Block`. Returns
 /// classes and layers, those of a loop together, each by its first request and the one after its last.
 fn layers(requests: &str) -> Vec<String> {
     let (mut frames, mut lists): (Vec<Frame>, Vec<Box<[u32]>>) = (vec![], vec![]);
@@ -14,6 +15,15 @@ fn layers(requests: &str) -> Vec<String> {
         let mut list = vec![];
         for word in request.split(' ') {
             let own = match word.split_once(':') {
+                Some((class, line)) if class.starts_with('@') => vec![
+                    frame("Module._call_impl", "/v/torch/nn/modules/module.py", 1),
+                    frame("forward_with_checkpointing", "/v/transformers/modeling_layers.py", 124),
+                    frame(
+                        &format!("{}.forward", &class[1..]),
+                        "/job/model.py",
+                        line.parse().expect("a line"),
+                    ),
+                ],
                 Some((class, line)) => {
                     let file = match class {
                         "Sequential" => "/v/torch/nn/modules/container.py",
@@ -127,4 +137,30 @@ fn containers_and_norms_are_no_layers() {
          Net:2 Norm:21",
     );
     assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn a_loop_that_each_call_runs_through_as_often_is_within_the_call() {
+    let judge = "Net:4 Judge:10 conv
+         Net:4 Judge:10 relu
+         Net:4 Judge:10 conv
+         Net:4 Judge:10 relu
+         Net:4 Judge:12 leave
+         ";
+    assert_eq!(layers(&format!("Net:1 enter\n{}", judge.repeat(3))), ["Judge 1..6 6..11 11..16"]);
+}
+
+#[test]
+fn wrappers_of_a_module_are_not_its_code() {
+    let found = layers(
+        "Net:4 @One:10 conv
+         Net:4 @One:10 relu
+         Net:4 @One:10 conv
+         Net:4 @One:10 relu
+         Net:5 @Other:20 conv
+         Net:5 @Other:21 conv
+         Net:5 @Other:20 conv
+         Net:5 @Other:21 conv",
+    );
+    assert_eq!(found, ["One 0..2 2..4", "Other 4..6 6..8"]);
 }
