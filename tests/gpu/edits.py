@@ -10,7 +10,7 @@ GPUTRACE is the command, LIBRARY is `libgputrace.so`. EDITS are spelled as for `
 had allocated and reserved at most. `judge` asks for all predictions of a program before it runs any edit. It writes to OUTDIR, as
 results arrive: table.txt, rows.jsonl, answers.jsonl (the JSON of `whatif`) and, at the end, traces.N.tar. It needs one GPU of
 80 GB; with two GPUs it also runs layouts. Cheap programs come first, and as many run at a time as fit into the memory of the GPUs.
-Variables: EDITS_PROGRAMS, the file of the programs beside this one, without .py (edits_programs; edits_programs2 to edits_programs8
+Variables: EDITS_PROGRAMS, the file of the programs beside this one, without .py (edits_programs; edits_programs2 to edits_programs14
 have ten others each); JOBS, how many programs run at a time at most (4 for each GPU); EDITS_SECONDS, after which no run starts (200:
 then all has ended after 240); EDITS_LIMIT, seconds for one run; EDITS_WHEELS, a folder of wheels for libraries that are missing
 (.gpu/wheels); EDITS_CPU, no GPU, all figures are zero; EDITS_TINY, small models. With the last two, `check` needs no GPU and seconds.

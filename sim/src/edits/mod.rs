@@ -191,7 +191,7 @@ const OF_TENSORS: Margins = Margins::new(0.1, 0.2);
 /// The same of a model with convolutions: cuDNN chooses kernels, and workspaces, by formats and by what needs a gradient.
 const OF_CONVOLUTIONS: Margins = Margins::new(0.1, 0.35);
 /// What steps hold that request different sizes: which blocks of the cache fit the next step depends on all sizes before it.
-const OF_UNEQUAL_TENSORS: Margins = Margins::new(0.1, 0.35);
+const OF_UNEQUAL_TENSORS: Margins = Margins::new(0.1, 0.4);
 /// Layers of different sizes are recomputed: which of them are decides more, and what one leaves free may not fit the next.
 const OF_SIZES: Margins = Margins::new(0.1, 0.35);
 /// Something is assumed.
@@ -448,7 +448,8 @@ impl Edits {
         if is_of_tensors && nodes::Nodes::of(recorded).has_convolutions {
             margins.widen(OF_CONVOLUTIONS);
         }
-        if is_of_tensors && !recorded.steps_are_equal() {
+        // Accumulation takes more batches than were recorded, of sizes that nobody has seen.
+        if (is_of_tensors || self.accumulate.is_some()) && !recorded.steps_are_equal() {
             margins.widen(OF_UNEQUAL_TENSORS);
         }
         margins
