@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::code::Sources;
 use gputrace_analyse::held::{Holder, Sign};
 use gputrace_analyse::story::Story;
 use gputrace_schemas::event::{Bytes, Nanos};
@@ -28,6 +29,8 @@ pub struct Model {
     /// All that PyTorch held then.
     held: Bytes,
     time: (Nanos, Nanos),
+    /// By the program's source, `torch.load` without `map_location` made them.
+    is_loaded: bool,
 }
 
 impl Model {
@@ -58,6 +61,7 @@ impl Model {
                 sizes,
                 held: held.bytes,
                 time: (story.process.start, story.ledger.run.last),
+                is_loaded: is_loaded(story, most),
             });
         }
         models
@@ -74,6 +78,13 @@ impl Model {
     }
 }
 
+/// Whether the line loads tensors to where they were saved from.
+fn is_loaded(story: &Story, holder: &Holder) -> bool {
+    let Some(site) = story.ledger.sites.site(holder.site) else { return false };
+    let text = Sources::of(&story.process).text(&site.file, site.line).unwrap_or_default();
+    text.contains("torch.load(") && !text.contains("map_location")
+}
+
 /// What several processes hold of one model on one card, in words; none where that is little.
 #[must_use]
 pub fn in_words(models: &[Model]) -> Option<String> {
@@ -84,6 +95,14 @@ pub fn in_words(models: &[Model]) -> Option<String> {
     let is_of_card = most.total.0 > 0 && spare.saturating_mul(LEAST_PART) >= most.total.0;
     let is_most = most.bytes.0.saturating_mul(2) >= most.held.0 && spare >= LEAST_SPARE;
     (n > 0 && (is_of_card || is_most)).then(|| {
+        if most.is_loaded {
+            return format!(
+                "{} processes each load the same checkpoint onto one card, and have a CUDA context there: {} of its tensors each, at {}. `torch.load` puts tensors on the device that they were saved from: pass `map_location=\"cpu\"` there, and move to the card what it computes with",
+                count(n + 1),
+                bytes(most.bytes),
+                most.site
+            );
+        }
         format!(
             "{} processes each hold a model of the same sizes on one card, and a CUDA context: {} of weights each, made at {}. All but one hold {} of weights together: let one process own the model and serve the others through a queue, or start fewer processes",
             count(n + 1),
@@ -108,6 +127,7 @@ mod tests {
             bytes: Bytes(1 << 30),
             held: Bytes(3 << 30),
             time: (Nanos(time.0), Nanos(time.1)),
+            is_loaded: false,
         }
     }
 

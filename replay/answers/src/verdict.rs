@@ -10,6 +10,7 @@ use std::cmp::Reverse;
 use gputrace_schemas::event::{Bytes, NO_DEVICE};
 use gputrace_sim::effort;
 
+use crate::causes::emptied_cache::CHEAP;
 use crate::causes::external_fragmentation;
 use crate::causes::facts::device;
 use crate::causes::{
@@ -131,6 +132,8 @@ pub fn verdict_beside(
     }
     let first = match worst.cause {
         "" => titles[0].to_owned(),
+        // It costs time, and no memory.
+        cause if cause == CHEAP.name => format!("nothing is wrong: {cause}"),
         cause => format!("{}: {cause}", titles[0]),
     };
     let others = titles[1..].iter().map(|title| format!("; also {title}"));

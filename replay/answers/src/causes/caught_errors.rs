@@ -2,6 +2,7 @@
 
 use super::{Case, Cause, Facts, Failure, Fix, Kind};
 use crate::caught::CaughtOom;
+use crate::code::How;
 use gputrace_schemas::event::Bytes;
 use gputrace_trace::words::{bytes, count, time};
 
@@ -24,10 +25,15 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let when = time(facts.story.since_start(most.time));
     let what = match all.len() {
         1 => format!("an attempt failed at {when}, its error was caught, and it still held {kept}"),
-        n => format!(
-            "{} attempts failed, their errors were caught, and they still held {kept}, most of it the one that failed at {when}",
-            count(n as u64)
-        ),
+        n => {
+            let is_most = most.still.bytes.0.saturating_mul(3) >= held.0.saturating_mul(2);
+            let most =
+                if is_most { format!(", most of it the one that failed at {when}") } else { String::new() };
+            format!(
+                "{} attempts failed, their errors were caught, and they still held {kept}{most}",
+                count(n as u64)
+            )
+        }
     };
     // Outside of the block, only a reference of the program's own keeps an error.
     let (site, fix) = match &most.tried_again_at {
@@ -39,6 +45,15 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
             most.went_on.clone(),
             "leave the `except` block before you try again, and keep no more of the error than its text (`str(error)`)",
         ),
+    };
+    // What keeps the error keeps what its frames had.
+    let keeper = facts.holders().filter_map(|it| Some((it, facts.keeper(it)?)));
+    let keeper = keeper.into_iter().find(|(_, keeper)| keeper.how == How::Exception);
+    let (site, fix) = match keeper {
+        Some((holder, keeper)) => {
+            (format!("{}{}", facts.site(holder.site), keeper.behind()), keeper.instead(false))
+        }
+        None => (site, fix.to_owned()),
     };
     Some(Case {
         what,

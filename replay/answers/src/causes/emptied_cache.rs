@@ -21,7 +21,7 @@ pub(super) const CAUSE: Cause = Cause {
 };
 
 /// The same where it costs little.
-pub(super) const CHEAP: Cause = Cause {
+pub(crate) const CHEAP: Cause = Cause {
     name: "`empty_cache` now and then",
     kind: Kind::Spare,
     needs: "as `empty_cache` in the loop, and less time",

@@ -17,8 +17,20 @@ pub(super) const CAUSE: Cause = Cause {
     kind: Kind::Kept,
     needs: "several private pools, each with one graph captured from the same line, that keep memory",
     against: "graphs that share a pool",
-    find,
+    find: |facts| find(facts, false),
 };
+
+/// The same of graphs of one size: no shape is padded.
+pub(super) const ALIKE: Cause = Cause {
+    name: "CUDA graphs that share no pool",
+    kind: Kind::Kept,
+    needs: "as a graph and a pool for each input shape, with pools of about one size",
+    against: "graphs that share a pool",
+    find: |facts| find(facts, true),
+};
+
+/// Pools are of one size if each has this part of the largest: three quarters.
+const ALIKE_PART: (u64, u64) = (3, 4);
 
 /// The pools of the graphs that one line captured.
 #[derive(Default)]
@@ -26,9 +38,10 @@ struct Of {
     pools: Vec<(u64, u64)>,
     reserved: u64,
     largest: u64,
+    smallest: u64,
 }
 
-fn find(facts: &Facts<'_>) -> Option<Case> {
+fn find(facts: &Facts<'_>, is_alike: bool) -> Option<Case> {
     let mut by_site: BTreeMap<(i16, SiteId), Of> = BTreeMap::new();
     let pools = facts.story.ledger.torch_pools.pools.iter();
     for ((device, id), pool) in pools.filter(|(_, pool)| pool.graphs.len() == 1 && pool.reserved.peak.0 > 0) {
@@ -36,21 +49,33 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
         let of = by_site.entry((*device, graph.site)).or_default();
         let own = pool.reserved.peak.0;
         (of.reserved, of.largest) = (of.reserved.saturating_add(own), of.largest.max(own));
+        of.smallest = if of.pools.is_empty() { own } else { of.smallest.min(own) };
         of.pools.push(*id);
     }
     let ((device, site), of) = by_site.into_iter().max_by_key(|(_, of)| of.reserved)?;
     let (n, reserved) = (of.pools.len(), Bytes(of.reserved));
-    (n >= LEAST_POOLS && facts.is_much(reserved)).then(|| Case {
+    let is_of_kind =
+        (of.smallest.saturating_mul(ALIKE_PART.1) >= of.largest.saturating_mul(ALIKE_PART.0)) == is_alike;
+    let (captures, sure, pad) = match is_alike {
+        true => ("captures them one by one", "certain that each graph has its own pool", ""),
+        false => (
+            "captures one graph for each new input shape",
+            "certain that each graph has its own pool; likely that the shapes differ",
+            "pad inputs to a few lengths to reuse graphs, and ",
+        ),
+    };
+    let largest_first = if is_alike { "" } else { ", and capture the largest first" };
+    (n >= LEAST_POOLS && is_of_kind && facts.is_much(reserved)).then(|| Case {
         what: format!(
-            "{} are reserved in the private pools of {} CUDA graphs. This line captures one graph for each new input shape, and no two share a pool",
+            "{} are reserved in the private pools of {} CUDA graphs. This line {captures}, and no two share a pool",
             bytes(reserved),
             count(n as u64)
         ),
         site: facts.site(site),
         bytes: reserved,
-        sure: "certain that each graph has its own pool; likely that the shapes differ".into(),
+        sure: sure.into(),
         fix: Fix::words(
-            "pad inputs to a few lengths to reuse graphs, and share a pool: make one handle before all captures (`pool = torch.cuda.graph_pool_handle()`), pass it to each (`torch.cuda.graph(g, pool=pool)`), and capture the largest first",
+            format!("{pad}share a pool: make one handle before all captures (`pool = torch.cuda.graph_pool_handle()`), and pass it to each (`torch.cuda.graph(g, pool=pool)`){largest_first}"),
             worth(facts, device, &of),
         ),
         verb: "report --all",

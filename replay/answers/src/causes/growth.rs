@@ -6,7 +6,7 @@
 use gputrace_schemas::event::Bytes;
 
 use super::facts::{Grown, above, called_at};
-use super::{Case, Cause, Facts, Fix, Found, Kind, external_fragmentation};
+use super::{Case, Cause, Facts, Fix, Found, Kind};
 use crate::code::{self, How};
 use crate::leaks::{self, GrowingSite};
 use gputrace_analyse::held::{Holder, Sign};
@@ -67,11 +67,26 @@ const WITH_GRAPH: &str = "keep `x.item()` or `x.detach().cpu()` (a list, total, 
 /// The same where the source shows that a backward pass follows.
 const WITH_BACKWARD: &str = "keep `x.item()` or `x.detach().cpu()`: a list, total, hook or `retain_graph` keeps the graph after its backward pass";
 
+/// The name of what a step needs until its backward pass.
+const FOR_BACKWARD: &str = "activations of a loop, kept for one backward pass";
+/// What a step needs less of.
+const RECOMPUTE: &str = "run the loop's body under `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, which computes it again in the backward pass, or work on fewer items in a step";
+
 /// Whatever a hook keeps.
 const REMOVE_HOOK: &str =
     "a hook keeps GPU tensors: copy them (`.detach().cpu()`), or remove the hook (`handle.remove()`)";
 
 const KEEPERS: &[Keeper] = &[
+    Keeper {
+        cause: cause(
+            FOR_BACKWARD,
+            "before the first backward pass, memory that each turn of a loop leaves, and by the program's source a list of the function collects its results, which a caller uses in a backward pass",
+            "growth over several steps",
+        ),
+        claims: is_for_backward,
+        why: "by the source, the backward pass of this step needs it, and frees it",
+        fix: RECOMPUTE,
+    },
     Keeper {
         cause: cause(
             "work areas of FFT plans kept in the plan cache",
@@ -263,8 +278,11 @@ const KEEPERS: &[Keeper] = &[
             "memory of a model's forward pass remains each time, and by the program's source a hook stores what it is given, and nothing else does",
             "a statement on the way of the result that keeps it",
         ),
-        claims: |facts, grown| kept(facts, grown).is_some_and(|it| it.is_hook && is_computed(grown)),
-        why: "by the source, a hook stores it",
+        claims: |facts, grown| {
+            let is_it = |it: code::Keeper| it.how == How::Hook || it.is_hook && is_computed(grown);
+            kept(facts, grown).is_some_and(is_it)
+        },
+        why: "by the source, a hook refers to it",
         fix: REMOVE_HOOK,
     },
     Keeper {
@@ -380,6 +398,19 @@ fn kept(facts: &Facts<'_>, grown: &Grown<'_>) -> Option<code::Keeper> {
     facts.keeper(grown.holder?)
 }
 
+/// Whether a loop of one step leaves it, for a backward pass that has not begun.
+fn is_for_backward(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
+    // It may have begun, and failed.
+    let is_backward = || facts.refused_line().is_some_and(|line| line.contains("(backward of"));
+    let is_first = facts.failure.is_some()
+        && match facts.lifetimes.map_or(0, |it| it.n_passes()) {
+            0 => true,
+            1 => is_backward(),
+            _ => false,
+        };
+    is_first && !grown.has(Sign::NoGrad) && kept(facts, grown).is_some_and(|it| it.backward.is_some())
+}
+
 fn is_with_graph(facts: &Facts<'_>, grown: &Grown<'_>) -> bool {
     grown.account() == Some(Account::Blocks)
         && (is_computed(grown) || grown.n_in_model > 0)
@@ -469,30 +500,55 @@ pub(super) fn case(facts: &Facts<'_>) -> Option<(Found, bool)> {
     let source = kept(facts, &grown).filter(|it| !is_one(it.how) || has_chain);
     // What is joined anew each time replaces what was before: a container that has it does not add it up.
     let source = source.filter(|it| keeper.why != JOINED || it.how == How::Joined);
-    // A model that is kept is no tensor to copy.
-    let is_written = |it: &&code::Keeper| !grown.has(Sign::Model) || it.is_cache;
+    // A cache of objects that are made of it keeps what they are made of.
+    let is_of_objects = |it: &code::Keeper| it.is_cache && it.is_several && it.how == How::Entry;
+    let of_cache = || facts.all_grown().filter_map(|it| facts.keeper(it.holder?)).find(is_of_objects);
+    let source = source.or_else(|| if is_any { of_cache() } else { None });
+    // A model that is kept is no tensor to copy, and what a backward pass needs is none, either.
+    let is_needed = keeper.cause.name == FOR_BACKWARD;
+    let is_written = |it: &&code::Keeper| !is_needed && (!grown.has(Sign::Model) || it.is_cache);
     let written = || source.as_ref().filter(is_written).map(|source| source.instead(has_chain));
     let fix = given_back.or_else(written);
+    let is_several = source.as_ref().is_some_and(|it| it.is_several);
+    let fix = fix.map(|fix| match evaluated(facts, &grown).filter(|_| has_chain) {
+        Some(evaluated) if is_several => format!("{evaluated}; or {fix}"),
+        Some(evaluated) => format!("{fix}; or {evaluated}"),
+        None => fix,
+    });
     // The function that called the model begins one, or needs none.
     let of_caller = |it: &Holder| {
         let is_caller = |at: &&code::Line| it.caller.ends_with(&format!("({}:{})", at.1, at.2));
         it.own.iter().find(is_caller).or(it.own.first()).cloned()
     };
     let caller = grown.holder.and_then(of_caller);
-    let is_needed =
+    let calls =
         |word| caller.as_ref().is_some_and(|it| facts.sources.mentions(std::slice::from_ref(it), &[word]));
     let words = match keeper.fix {
-        WITH_GRAPH if is_needed("backward(") || is_needed("autograd.grad(") => WITH_BACKWARD,
+        WITH_GRAPH if calls("backward(") || calls("autograd.grad(") => WITH_BACKWARD,
         words => words,
     };
     let fix = fix.unwrap_or_else(|| offered().unwrap_or(words).to_owned());
-    let kind = if keeper.cause.name == NUMBERS { Kind::Spare } else { Kind::Grew };
+    let kind = match keeper.cause.name {
+        NUMBERS => Kind::Spare,
+        FOR_BACKWARD => Kind::Beyond,
+        _ => Kind::Grew,
+    };
     let mut case = of(facts, &grown, keeper.why, fix);
+    if is_needed {
+        case.sure = format!("certain of the sizes; {}", keeper.why);
+        (case.fix, case.verb) = (Fix::words(RECOMPUTE, ""), "oom");
+    }
     let is_shown = source.is_some();
     if let Some(source) = source {
         case.site = format!("{}{}", case.site, source.behind());
     }
     Some(((&keeper.cause, kind, case), is_shown))
+}
+
+/// What makes no graph, where the function around begins no backward pass.
+fn evaluated(facts: &Facts<'_>, grown: &Grown<'_>) -> Option<String> {
+    let (function, place) = facts.sources.evaluated_by(&grown.holder?.own)?;
+    Some(format!("decorate `{function}` ({place}) with `@torch.no_grad()`: it begins no backward pass"))
 }
 
 /// Of lines that grow together, most first, the one that the others follow from. A graph holds its inputs and its parameters; without a graph,
@@ -575,10 +631,6 @@ fn of(facts: &Facts<'_>, grown: &Grown<'_>, why: &str, fix: String) -> Case {
             match facts.remedy() {
                 None if facts.has_tried_settings() => "no allocator setting fixes it",
                 None => "",
-                // Then much lies in pieces as well.
-                Some(_) if facts.fits_with_setting() && external_fragmentation::is_fault(facts) => {
-                    "`gputrace oom` names an allocator setting that serves this request, too"
-                }
                 Some(_) => "an allocator setting only postpones it",
             },
         ),

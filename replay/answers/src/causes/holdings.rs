@@ -215,6 +215,8 @@ const REMEDIES: &[Remedy] = &[
             let is_checkpointed = facts.holders().any(|holder| holder.signs.has(Sign::Checkpointed));
             facts.failure.is_none()
                 && !is_checkpointed
+                // These are results of the program's own, and not `.grad`.
+                && !facts.holders().any(|holder| holder.signs.has(Sign::Grad))
                 && held.evaluated.0.saturating_mul(LEAST_SAVED) >= held.bytes.0
         },
         what: |_| {
@@ -271,6 +273,28 @@ const REMEDIES: &[Remedy] = &[
     Remedy {
         purpose: Purpose::Collected,
         cause: cause(
+            "tensors that wait for Python's garbage collector (reference cycle)",
+            "blocks of one call stack that were allocated one by one and held together, and by the program's source an inner function that calls itself uses them",
+            "functions outside others, and methods",
+        ),
+        at_peak: Kind::Kept,
+        least: 3,
+        is: |facts, _, it| {
+            let mut own = facts.holders().filter(|holder| holder.site == it.site);
+            own.any(|holder| facts.keeper(holder).is_some_and(|it| it.how == How::Closure))
+        },
+        what: |it| {
+            format!(
+                "tensors that nothing uses any more ({} blocks): they wait for Python's garbage collector",
+                count(it.blocks)
+            )
+        },
+        sure: "likely: by the source, the inner function and its own name refer to each other",
+        fix: "set the inner function's name to `None` once it has run",
+    },
+    Remedy {
+        purpose: Purpose::Collected,
+        cause: cause(
             "outputs collected on the GPU until the loop ends",
             "blocks of one call stack that a loop outside any model allocated one by one, and that were all freed together, or none of them",
             "layers of a model, memory that the backward pass frees, and a ring that drops its oldest entry",
@@ -278,7 +302,9 @@ const REMEDIES: &[Remedy] = &[
         // Some loops need what they collect: a caller decides.
         at_peak: Kind::Spare,
         least: 3,
-        is: |facts, _, it| facts.growing().is_empty() && it.blocks >= LEAST_RESULTS,
+        is: |facts, _, it| {
+            facts.growing().is_empty() && it.blocks >= LEAST_RESULTS && !is_of_joined_list(facts, it)
+        },
         what: |it| {
             format!(
                 "results that a loop collects: {} blocks, allocated one by one and held together",
@@ -471,7 +497,7 @@ const REMEDIES: &[Remedy] = &[
         is: |facts, _, it| facts.failure.is_none() && it.blocks > 1 && it.signs.has(Sign::Own),
         what: |it| {
             format!(
-                "temporaries that this function allocates and frees ({} blocks of up to {})",
+                "temporaries of this function ({} blocks of up to {})",
                 count(it.blocks),
                 bytes(it.largest)
             )
@@ -480,6 +506,29 @@ const REMEDIES: &[Remedy] = &[
         fix: "work in chunks there (`torch.chunk`), `del` what the next line does not use, or write in place",
     },
 ];
+
+/// Whether its line works on a list that another function fills: that one collects.
+fn is_of_joined_list(facts: &Facts<'_>, it: &Holding) -> bool {
+    let mut own = facts.holders().filter(|holder| holder.site == it.site);
+    own.any(|holder| facts.sources.joined_list(&holder.own).is_some())
+}
+
+/// What would need less than what a function makes at once, where its source shows why that is so much.
+fn of_temporaries(facts: &Facts<'_>, it: &Holding) -> Option<String> {
+    let all: Vec<&Holder> = facts.holders().filter(|holder| holder.site == it.site).collect();
+    let all = || all.iter().filter(|_| it.purpose == Purpose::Temporaries);
+    let repeated = all().find_map(|holder| facts.sources.repeated(&holder.own)).map(|at| {
+        format!(
+            "{at} writes out a copy for each item: use `expand` there, or let the operation broadcast, and convert the small tensor before that"
+        )
+    });
+    repeated.or_else(|| {
+        let (list, at) = all().find_map(|holder| facts.sources.joined_list(&holder.own))?;
+        Some(format!(
+            "this works at once on all that `{list}` has collected ({at}): work on each batch there and keep its sums, or keep the list on the CPU"
+        ))
+    })
+}
 
 /// `1 block`, `24 blocks`
 fn n_blocks(n: u64) -> String {
@@ -612,8 +661,12 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         }
     };
     let holder = facts.holders().find(|holder| holder.site == holding.site);
+    // No loop collects what waits for the collector.
+    let is_garbage = remedy.cause.name.contains("garbage collector");
     let site = match (holding.purpose, holding.called.split_once(", called from ")) {
-        (Purpose::Collected, _) => format!("{}, collected by {}", facts.site(holding.site), holding.called),
+        (Purpose::Collected, _) if !is_garbage => {
+            format!("{}, collected by {}", facts.site(holding.site), holding.called)
+        }
         (Purpose::BackwardTemporaries, _) if !holding.called.is_empty() => holding.called.clone(),
         (Purpose::Gradients, _) if !holding.called.is_empty() => {
             format!("{}, by the backward pass of {}", facts.site(holding.site), holding.called)
@@ -649,7 +702,9 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
         bytes: saved,
         sure: remedy.sure.into(),
         fix: Fix::words(
-            written.unwrap_or_else(|| offered(facts, holding).unwrap_or(remedy.fix).to_owned()),
+            written
+                .or_else(|| of_temporaries(facts, holding))
+                .unwrap_or_else(|| offered(facts, holding).unwrap_or(remedy.fix).to_owned()),
             worth,
         ),
         verb: if facts.failure.is_some() { "oom" } else { "report --peak" },

@@ -18,10 +18,11 @@ mod activations_beyond_card;
 pub(crate) mod another_pool;
 mod caught_errors;
 mod child_contexts;
+mod copied_weights;
 mod dense_embedding;
 mod double_width;
 mod earlier_model;
-mod emptied_cache;
+pub(crate) mod emptied_cache;
 mod evaluation_with_gradients;
 pub(crate) mod external_fragmentation;
 pub mod facts;
@@ -52,6 +53,7 @@ mod taken_in_advance;
 mod uneven_devices;
 mod untaken_checkpointing;
 mod unused_gradients;
+mod unused_graph;
 mod upcast_logits;
 mod weights_beyond_card;
 mod whole_result;
@@ -67,6 +69,7 @@ pub const CAUSES: &[Cause] = &[
     another_pool::IDLE,
     caught_errors::CAUSE,
     child_contexts::CAUSE,
+    copied_weights::CAUSE,
     dense_embedding::CAUSE,
     double_width::CAUSE,
     earlier_model::CAUSE,
@@ -75,6 +78,7 @@ pub const CAUSES: &[Cause] = &[
     evaluation_with_gradients::CAUSE,
     external_fragmentation::CAUSE,
     external_fragmentation::WITH_ROOM,
+    graph_per_shape::ALIKE,
     graph_per_shape::CAUSE,
     idle_context::CAUSE,
     idle_memory::CAUSE,
@@ -108,6 +112,7 @@ pub const CAUSES: &[Cause] = &[
     untaken_checkpointing::CAUSE,
     unused_gradients::CAUSE,
     unused_gradients::KEPT,
+    unused_graph::CAUSE,
     upcast_logits::CAUSE,
     weights_beyond_card::CAUSE,
     whole_result::CAUSE,
@@ -301,15 +306,7 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
             all[..=at].rotate_right(1);
         }
     }
-    // Fragmentation at the line of another cause is what follows from that.
-    if let Some(at) = all.iter().position(|(cause, ..)| cause.name == external_fragmentation::CAUSE.name) {
-        let explains = |(_, kind, case): &Found| {
-            matches!(kind, Kind::Kept | Kind::Peak) && is_of(&all[at].2.site, &case.site)
-        };
-        if let Some(later) = all.iter().skip(at + 1).rposition(explains) {
-            all[at..=at + 1 + later].rotate_left(1);
-        }
-    }
+    put_fragmentation_later(&mut all, is_failed);
     // More than all cannot be saved: what comes later is counted already.
     let (mut sum, held) = (0_u64, facts.held.map_or(0, |held| held.bytes.0));
     all.retain(|(_, kind, case)| {
@@ -324,6 +321,24 @@ pub fn ranked(facts: &Facts<'_>) -> Vec<Found> {
         case.site = with_callers(facts, &case.site);
     }
     all
+}
+
+/// Puts fragmentation behind what it follows from: a cause of the same function, or a function's own results, if they are more than twice as much.
+fn put_fragmentation_later(all: &mut [Found], is_failed: bool) {
+    let is_it = |(cause, ..): &Found| cause.name == external_fragmentation::CAUSE.name;
+    let Some(at) = all.iter().position(is_it) else { return };
+    let explains = |(_, kind, case): &Found| {
+        matches!(kind, Kind::Kept | Kind::Peak) && is_of(&all[at].2.site, &case.site)
+    };
+    if let Some(later) = all.iter().skip(at + 1).rposition(explains) {
+        all[at..=at + 1 + later].rotate_left(1);
+    }
+    let Some(first) = all.first().filter(|first| is_failed && is_it(first)) else { return };
+    let least = first.2.bytes.0.saturating_mul(2);
+    let is_plain = |(cause, _, case): &Found| cause.name == one_request::FEW.name && case.bytes.0 >= least;
+    if let Some(at) = all.iter().position(is_plain) {
+        all[..=at].rotate_right(1);
+    }
 }
 
 /// Callers of a line that are named.

@@ -13,6 +13,14 @@ pub(super) fn put(text: &str) -> Option<(How, &str, &str)> {
     target.ends_with(']').then_some((How::Entry, target, value))
 }
 
+/// The same of `value = kept[key] = Thing()`, too.
+pub(super) fn put_of_chain(text: &str) -> Option<(How, &str, &str)> {
+    put(text).or_else(|| {
+        let (target, "=", value) = assigned(text)? else { return None };
+        put(value).filter(|(how, ..)| *how == How::Entry && target.chars().all(is_word))
+    })
+}
+
 /// The statement that puts an attribute, or an element of it, into a container: what replaces the attribute does not replace that.
 pub(super) fn parked(statements: &Statements, text: &str) -> Option<Found> {
     let (target, "=", _) = assigned(text)? else { return None };
@@ -30,12 +38,16 @@ pub(super) fn parked(statements: &Statements, text: &str) -> Option<Found> {
 
 /// Whether the program reads what an entry was put into by its key: it is a cache, and not a result.
 pub(super) fn is_looked_up(statements: &Statements, text: &str) -> bool {
-    let Some((target, "=", _)) = assigned(text) else { return false };
+    let Some((_, target, _)) = put_of_chain(text) else { return false };
     let container = target.split('[').next().unwrap_or_default();
+    let is_of_module =
+        |it: &Statement| it.indent == 0 && assigned(&it.text).is_some_and(|(target, ..)| target == container);
     // A name of the function's own is a result.
-    container.starts_with("self.")
+    (container.starts_with("self.") || statements.all().any(is_of_module))
         && statements.all().any(|it| {
             let value = assigned(&it.text).map_or(it.text.as_str(), |(.., value)| value);
+            // `old = kept[key] = new` puts it there.
+            let value = assigned(value).map_or(value, |(.., value)| value);
             [".get(", "["].iter().any(|by| value.contains(&format!("{container}{by}")))
         })
 }
@@ -94,5 +106,9 @@ mod tests {
         assert!(of("old = self.known.get(key)\nself.known[key] = value\n"));
         assert!(of("if key in self.known:\n    return self.known[key]\nself.known[key] = value\n"));
         assert!(!of("self.known[key] = value\nprint(len(self.known))\n"));
+        // So is one of the module's own.
+        let module = "_known = {}\ndef get(key):\n    entry = _known.get(key)\n    if entry is None:\n        entry = _known[key] = Thing()\n    return entry\n";
+        assert!(is_looked_up(&Statements::of(module), "entry = _known[key] = Thing()"));
+        assert!(!is_looked_up(&Statements::of(module), "entry = other[key] = Thing()"));
     }
 }

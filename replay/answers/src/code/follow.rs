@@ -7,10 +7,12 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::Line;
-use super::containers::{is_emptied, is_looked_up, parked, put, taken_out};
+use super::containers::{is_emptied, is_looked_up, parked, put, put_of_chain, taken_out};
 use super::handlers;
 use super::hooks::of_hooks;
 use super::keeper::{Found, How, Keeper};
+use super::later;
+use super::records::{is_call_of_several, is_container, several};
 use super::statements::{Function, Statement, Statements};
 use super::text::{
     added, arguments_have, assigned, calls, carries, carries_any, is_joined, is_of_views, is_word,
@@ -22,12 +24,26 @@ const MEMOIZES: [&str; 5] = ["lru_cache", "cache", "cached", "memoize", "cachedm
 /// What runs a model's layers.
 const MODELS: [&str; 2] = ["def forward(", "def __call__("];
 /// Makes a container.
-const EMPTY: [&str; 8] = ["[]", "{}", "list()", "dict()", "set()", "deque(", "defaultdict(", "OrderedDict("];
+pub(super) const EMPTY: [&str; 8] =
+    ["[]", "{}", "list()", "dict()", "set()", "deque(", "defaultdict(", "OrderedDict("];
 /// Functions that a value is followed into, one from another.
 pub(super) const DEEPEST: usize = 2;
 
 /// What keeps the memory that a stack requested: its lines of the program's own, innermost first.
 pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements>>) -> Option<Keeper> {
+    let found = nearest(lines, &file)?;
+    let Some(statements) = file(&found.file) else { return Some(found) };
+    // What keeps the object keeps what the object has.
+    if let Some(hook) = later::hook_of_object(&statements, &found, lines) {
+        return Some(hook);
+    }
+    let is_used_as_tensor = later::is_used_as_tensor(&statements, &found);
+    let backward = later::backward_of_caller(&found, lines, &file);
+    Some(Keeper { is_used_as_tensor, backward, ..found })
+}
+
+/// The statement that keeps it, as far as the value itself is followed.
+fn nearest(lines: &[Line], file: &impl Fn(&str) -> Option<Rc<Statements>>) -> Option<Keeper> {
     let (mut local, mut attribute, mut hook, mut context) = (None, None, None, None);
     // Whether what a function returned is a part of the tensor, or has several.
     let (mut is_view, mut is_record) = (false, false);
@@ -62,7 +78,10 @@ pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements
         let was_record = std::mem::replace(&mut is_record, walk.returns_record());
         let of_call = assigned(&own.text).map_or("", |(target, ..)| target);
         let has_several = |found: &Found| {
-            found.is_several || was_record && (found.value == of_call || found.line == own.lines.0)
+            // `kept.append(model(x))`, and not one entry of that.
+            let is_call = found.line == own.lines.0 && !found.value.ends_with(']');
+            let is_record = was_record && (found.value == of_call || is_call);
+            found.is_several || is_record || is_call_of_several(&statements, &found.value)
         };
         if let Some(found) = walk.kept {
             // What is emptied each turn keeps less than what goes on to the next.
@@ -133,7 +152,7 @@ fn fixed_entry<'t>(statement: &Statement, target: &'t str) -> Option<&'t str> {
 
 /// A statement that makes an object and puts it into a container: `self.known[key] = Thing(...)`.
 fn made_and_kept(own: &Statement, method: &str) -> Option<Found> {
-    let (how, _, value) = put(&own.text).filter(|_| method == "__init__")?;
+    let (how, _, value) = put_of_chain(&own.text).filter(|_| method == "__init__")?;
     let name = value.split('(').next().unwrap_or_default().rsplit('.').next().unwrap_or_default();
     let is_made = value.ends_with(')') && name.starts_with(char::is_uppercase);
     is_made.then(|| Found { is_several: true, ..Found::at(own, how, value) })
@@ -156,47 +175,6 @@ fn kept_object(function: &Function<'_>, object: &str) -> Option<Found> {
         let is_it = parts(values, ',').iter().any(|argument| argument.trim() == object);
         is_it.then(|| Found { is_several: true, ..Found::at(it, how, object) })
     })
-}
-
-/// Names in a function that are containers, by what the function does with them or by what it assigns to them.
-fn several(statements: &Statements, function: &Function<'_>, depth: usize) -> BTreeSet<String> {
-    let of_star = function.parameters().filter(|it| function.has_star(it)).map(str::to_owned);
-    let mut names: BTreeSet<String> = of_star.collect();
-    for statement in &function.body {
-        let text = statement.text.as_str();
-        // What strings say is not in the text.
-        for word in words(text) {
-            let is_used_so = ["[\"\"]", ".items()", ".keys()", ".update("]
-                .iter()
-                .any(|use_of| text.contains(&format!("{word}{use_of}")));
-            if is_used_so {
-                names.insert(word.to_owned());
-            }
-        }
-        let Some((target, "=", value)) = assigned(text) else { continue };
-        let of_call = || calls(value).next().filter(|_| value.ends_with(')'));
-        let is_several = is_container(value)
-            || depth < DEEPEST
-                && of_call().is_some_and(|(name, _)| {
-                    let of = statements.function_named(name);
-                    of.is_some_and(|of| {
-                        let inner = several(statements, &of, depth + 1);
-                        let mut returned = of.body.iter().filter_map(|it| it.text.strip_prefix("return "));
-                        returned.any(|value| is_container(value) || inner.contains(value.trim()))
-                    })
-                });
-        if is_several && target.chars().all(is_word) {
-            names.insert(target.to_owned());
-        }
-    }
-    names
-}
-
-fn is_container(value: &str) -> bool {
-    let value = value.trim();
-    let is_made =
-        value.starts_with(['{', '[']) || ["dict(", "list(", "tuple("].iter().any(|it| value.starts_with(it));
-    is_made || parts(value, ',').len() > 1
 }
 
 /// What a function of autograd that these lines use keeps of its own result.
@@ -334,8 +312,11 @@ impl<'a> Walk<'a> {
             }
         }
         if walk.kept.is_none() && depth < DEEPEST {
-            walk.kept =
+            let passed =
                 function.body.iter().find_map(|statement| walk.passed_on(statements, statement, depth));
+            if let Some((found, more)) = passed {
+                (walk.kept, walk.more) = (Some(found), more);
+            }
         }
         // What a function that refers to itself uses is kept until the collector runs, whoever else has given it up.
         if let Some(found) = walk.closure(statements) {
@@ -350,10 +331,10 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// Whether it returns a dict, tuple or list by its name.
+    /// Whether it returns a dict, tuple or list.
     fn returns_record(&self) -> bool {
         let mut returned = self.body.iter().filter_map(|it| it.text.strip_prefix("return "));
-        self.returns && returned.any(|value| self.several.contains(value.trim()))
+        self.returns && returned.any(|value| is_container(value) || self.several.contains(value.trim()))
     }
 
     /// An inner function that calls itself, and uses a name of the value that is not its own, or collects what it is given.
@@ -380,8 +361,13 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// What a function of the same file keeps of an argument.
-    fn passed_on(&self, statements: &Statements, statement: &Statement, depth: usize) -> Option<Found> {
+    /// What a function of the same file keeps of an argument, and other lines of it that do.
+    fn passed_on(
+        &self,
+        statements: &Statements,
+        statement: &Statement,
+        depth: usize,
+    ) -> Option<(Found, Vec<u32>)> {
         if !self.carries(statement, &statement.text) || statement.text.starts_with("def ") {
             return None;
         }
@@ -417,7 +403,8 @@ impl<'a> Walk<'a> {
                 return None;
             }
             let walk = Walk::of(statements, Start::Names(names), &function, depth + 1);
-            walk.kept.or(walk.attribute.filter(|it| it.how == How::Carried))
+            let found = walk.kept.or(walk.attribute.filter(|it| it.how == How::Carried))?;
+            Some((found, walk.more))
         })
     }
 
@@ -512,7 +499,9 @@ impl<'a> Walk<'a> {
     fn store(&mut self, statement: &Statement, target: &str, operator: &str, value: &str) {
         let is_plain = target.chars().all(is_word);
         let terms = parts(value, '+');
-        let added: Vec<&&str> = terms.iter().filter(|it| self.carries(statement, it)).collect();
+        // Of `total = total + loss`, the loss.
+        let is_new = |it: &&&str| **it != target && self.carries(statement, it);
+        let added: Vec<&&str> = terms.iter().filter(is_new).collect();
         let term = if added.len() == 1 { *added[0] } else { "" };
         let refers = carries_any(value, target)
             || value.contains(&format!("{}.get(", target.split('[').next().unwrap_or_default()));

@@ -36,8 +36,16 @@ fn named(head: &str) -> Option<&str> {
 /// Whether a statement puts the exception itself into a container, an attribute or a future.
 fn keeps(text: &str, name: &str) -> bool {
     let has = |values: &str| {
-        let values = values.trim().trim_start_matches(['(', '[']).trim_end_matches([')', ']']);
-        parts(values, ',').contains(&name)
+        let inner = values.trim().trim_start_matches(['(', '[']).trim_end_matches([')', ']']);
+        // `Reply(False, error)`
+        let of_record = |values: &str| {
+            let (class, arguments) = values.trim().split_once('(')?;
+            let last = class.rsplit('.').next().unwrap_or_default();
+            let is_class =
+                class.chars().all(|c| is_word(c) || c == '.') && last.starts_with(char::is_uppercase);
+            Some(is_class && parts(arguments.strip_suffix(')')?, ',').contains(&name))
+        };
+        parts(inner, ',').contains(&name) || of_record(values).unwrap_or(false)
     };
     let is_set = || calls(text).any(|(called, arguments)| called == "set_exception" && has(arguments));
     let is_added = || added(text).is_some_and(|(_, arguments)| has(arguments));
@@ -66,6 +74,7 @@ mod tests {
         assert_eq!(of("            log(e)\n            item.future.set_exception(e)\n"), found(7));
         assert_eq!(of("            self.errors.append((item, e))\n"), found(6));
         assert_eq!(of("            failed[item] = e\n"), found(6));
+        assert_eq!(of("            self.replies.append(Reply(item.name, False, e))\n"), found(6));
         for handler in ["log(e)", "self.errors.append(str(e))", "text = e", "failed[item] = repr(e)", "raise"]
         {
             assert_eq!(of(&format!("            {handler}\n")), None, "{handler}");

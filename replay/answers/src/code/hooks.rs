@@ -6,7 +6,7 @@ use super::statements::Statements;
 use super::text::{assigned, parts};
 
 /// What calls a function beside a module's own code.
-const HOOKS: [&str; 4] = [
+pub(super) const HOOKS: [&str; 4] = [
     "register_forward_hook(",
     "register_forward_pre_hook(",
     "register_full_backward_hook(",

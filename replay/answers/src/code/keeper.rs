@@ -1,5 +1,6 @@
 //! How a statement of the program keeps a value, and what to write in its place.
 
+use super::containers::put_of_chain;
 use super::statements::Statement;
 use super::text::{arguments_have, assigned, is_chain, is_chain_of_one, is_word, parts};
 
@@ -26,6 +27,8 @@ pub(crate) enum How {
     Exception,
     /// `def inner(x): ... inner(y)` inside another function: it refers to itself, and to the names that it uses.
     Closure,
+    /// `module.register_forward_hook(self.note)`: the hook refers to the object, whose container has the value.
+    Hook,
     /// `ctx.kept = result` in a function of autograd: the result's graph refers to the result.
     Context,
 }
@@ -63,6 +66,10 @@ pub(crate) struct Keeper {
     pub(crate) is_of_method: bool,
     /// The tensor's own hook refers to what keeps it.
     pub(crate) is_cycle: bool,
+    /// Later code handles it as a tensor: a number in its place would fail.
+    pub(crate) is_used_as_tensor: bool,
+    /// The function that begins a backward pass with it, after the function that collects it has returned.
+    pub(crate) backward: Option<String>,
 }
 
 /// A [`Keeper`] whose file is not named yet.
@@ -103,6 +110,8 @@ impl Found {
             is_cycle,
             is_cache: false,
             is_of_method: false,
+            is_used_as_tensor: false,
+            backward: None,
         }
     }
 }
@@ -128,7 +137,7 @@ impl Keeper {
         let more = if more.is_empty() { String::new() } else { format!("; the same at {}", more.join(", ")) };
         match self.how {
             How::Entry if self.is_cache && !has_graph && !self.is_hook => {
-                let target = assigned(&self.text).map_or("it", |(target, ..)| target);
+                let target = put_of_chain(&self.text).map_or("it", |(_, target, _)| target);
                 let container = target.split('[').next().unwrap_or(target);
                 format!(
                     "bound `{container}` at {at}: drop the entry that was used longest ago (`OrderedDict.popitem(last=False)`), or keep idle entries on the CPU{more}"
@@ -153,10 +162,29 @@ impl Keeper {
                 None if self.is_view && !has_graph => format!(
                     "at {at}, copy what you keep (`.clone()` of each tensor){more}: a part of a tensor refers to all of its memory"
                 ),
-                None => format!("at {at}, keep only `.item()` or `.detach().cpu()` of each tensor{more}"),
+                None if self.how == How::Total => format!("at {at}, add `.detach()` of each tensor{more}"),
+                None if self.is_several => {
+                    format!(
+                        "at {at}, keep only the values that you use later, `.detach().cpu()` of each tensor{more}"
+                    )
+                }
+                None if self.is_used_as_tensor => {
+                    format!("at {at}, keep only `.detach().cpu()` of each tensor{more}")
+                }
+                None => {
+                    format!(
+                        "at {at}, keep only `.detach().cpu()` of each tensor (`.item()` of a number){more}"
+                    )
+                }
             },
+            How::Hook => {
+                let container = &self.value;
+                format!(
+                    "keep the handle that {at} throws away, and call `handle.remove()` when you are done with the object: the hook refers to `self`, and so to `{container}`"
+                )
+            }
             How::Carried => match self.with_less(has_graph) {
-                Some(statement) => format!("at {at}, write `{statement}`"),
+                Some(statement) => format!("at {at}, write `{statement}`{more}"),
                 None => format!("detach what {at} passes to the next turn: {}", self.detached()),
             },
             How::Closure => {
@@ -247,7 +275,7 @@ impl Keeper {
             How::Attribute if value.contains(".detach()") => ".cpu()",
             How::Attribute | How::Carried => ".detach()",
             _ if self.is_cycle => ".detach()",
-            _ if is_number => ".item()",
+            _ if is_number && !self.is_used_as_tensor => ".item()",
             How::Total if inner.is_none() => ".detach()",
             _ if value.contains(".detach()") => ".cpu()",
             // What a hook gets is large itself.

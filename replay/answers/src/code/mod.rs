@@ -19,7 +19,9 @@ mod follow;
 mod handlers;
 mod hooks;
 mod keeper;
+mod later;
 mod locals;
+mod records;
 mod statements;
 mod text;
 
@@ -79,11 +81,40 @@ impl Sources {
             }
             let is_named = EVALUATES.iter().any(|word| last.split('_').any(|part| part.starts_with(word)));
             let is_set = own.body.iter().any(|it| it.text.ends_with(".eval()"));
-            if is_named || is_set {
+            // A training step may call it as well.
+            let name_of = function.rsplit('.').next().unwrap_or_default();
+            if (is_named || is_set) && !later::is_differentiated(&statements, name_of) {
                 return Some((last, place(name, head.lines.0)));
             }
         }
         None
+    }
+
+    /// The line of the program that calls a model with gradients and uses only detached values of the result, as far as the source shows it.
+    pub(crate) fn unused_graph(&self, lines: &[Line]) -> Option<String> {
+        if self.is_without_graph(lines) {
+            return None;
+        }
+        let (file, line) = later::unused_graph(lines, |file| self.statements(file))?;
+        Some(place(&file, line))
+    }
+
+    /// Where the function of the innermost line writes out a copy of a tensor for each item, and works on that there.
+    pub(crate) fn repeated(&self, lines: &[Line]) -> Option<String> {
+        let (_, file, line) = lines.first()?;
+        Some(place(file, later::repeated(&*self.statements(file)?, *line)?))
+    }
+
+    /// The list whose tensors the function of the innermost line joins, and where another function fills it.
+    pub(crate) fn joined_list(&self, lines: &[Line]) -> Option<(String, String)> {
+        let (_, file, line) = lines.first()?;
+        let (list, at) = later::joined_list(&*self.statements(file)?, *line)?;
+        Some((list, place(file, at)))
+    }
+
+    /// Where the function of a line loads what it has copied to the device into a model that has as much already.
+    pub(crate) fn loads_copy(&self, (_, file, line): &Line) -> Option<String> {
+        Some(place(file, later::loads_copy(&*self.statements(file)?, *line)?))
     }
 
     /// In a program that trains nothing by its source, the function that called the model.

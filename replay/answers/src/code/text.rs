@@ -8,6 +8,11 @@ const LEAVES: [&str; 14] = [
     "argmax", "item", "tolist", "cpu", "numpy", "shape", "size", "numel", "dtype", "device", "backward",
     "data_ptr", "dim", "ndim",
 ];
+/// The same of its graph.
+const WITHOUT_GRAPH: [&str; 14] = [
+    "argmax", "argmin", "argsort", "item", "tolist", "detach", "data", "numpy", "shape", "size", "numel",
+    "dtype", "device", "long",
+];
 /// Functions of a tensor that keep nothing of it.
 const MEASURES: [&str; 9] = ["float", "int", "len", "print", "isinstance", "id", "type", "str", "del"];
 
@@ -48,6 +53,16 @@ pub(super) fn calls(text: &str) -> impl Iterator<Item = (&str, &str)> {
         let end = closing(&text[at..])?;
         Some((name, &text[at + 1..at + end - 1]))
     })
+}
+
+/// The call that a whole expression is: the name or chain before its dot, and the function's own name.
+pub(super) fn last_call(value: &str) -> Option<(&str, &str)> {
+    let value = value.trim();
+    let opens = value.match_indices('(').map(|(at, _)| at);
+    let open = opens.rev().find(|at| closing(&value[*at..]) == Some(value.len() - at))?;
+    let called = &value[..open];
+    let (receiver, name) = called.rsplit_once('.').unwrap_or(("", called));
+    (is_chain(called) && !name.is_empty()).then_some((receiver, name))
 }
 
 /// Whether a name is an argument of a call in an expression.
@@ -125,21 +140,34 @@ pub(super) fn assigned(text: &str) -> Option<(&str, &str, &str)> {
 
 /// Whether an expression has the memory of what a name refers to, or a graph that has it.
 pub(super) fn carries(expression: &str, name: &str) -> bool {
+    carries_but(expression, name, &LEAVES)
+}
+
+/// Whether an expression has the graph of what a name refers to: a copy on the CPU has it, and a detached tensor does not.
+pub(super) fn carries_graph(expression: &str, name: &str) -> bool {
+    carries_but(expression, name, &WITHOUT_GRAPH)
+}
+
+fn carries_but(expression: &str, name: &str, ends: &[&str]) -> bool {
     expression.match_indices(name).any(|(at, _)| {
         let (before, after) = (&expression[..at], &expression[at + name.len()..]);
         let is_whole = !before.ends_with(is_word) && !before.ends_with('.') && !after.starts_with(is_word);
         // `f(name=...)`
         let is_keyword = after.starts_with('=') && !after.starts_with("==");
-        is_whole && !is_keyword && !is_index(before) && !leaves(after) && !is_measured(expression, at)
+        is_whole
+            && !is_keyword
+            && !is_index(before)
+            && !leaves_by(after, ends)
+            && !is_measured(expression, at, ends)
     })
 }
 
 /// Whether brackets around a place make a number of what stands there, or a copy on the CPU: `int((x > 0).sum())`, `stack([x]).mean().item()`.
-fn is_measured(expression: &str, at: usize) -> bool {
+fn is_measured(expression: &str, at: usize, ends: &[&str]) -> bool {
     let opens = expression[..at].match_indices(['(', '[', '{']).map(|(open, _)| open);
     opens.filter_map(|open| Some((open, open + closing(&expression[open..])?))).any(|(open, end)| {
         let function = expression[..open].rsplit(|c| !is_word(c)).next().unwrap_or_default();
-        end > at && (MEASURES.contains(&function) || leaves(&expression[end..]))
+        end > at && (MEASURES.contains(&function) || leaves_by(&expression[end..], ends))
     })
 }
 
@@ -159,11 +187,12 @@ fn is_index(before: &str) -> bool {
 }
 
 /// Whether what follows a value, `.detach().cpu()`, leaves nothing of it on the GPU.
-pub(super) fn leaves(mut rest: &str) -> bool {
+fn leaves_by(mut rest: &str, ends: &[&str]) -> bool {
+    let is_memory = ends == LEAVES;
     loop {
         if let Some(method) = rest.strip_prefix('.') {
             let end = method.find(|c| !is_word(c)).unwrap_or(method.len());
-            if LEAVES.contains(&&method[..end]) || is_to_cpu(&method[..end], &method[end..]) {
+            if ends.contains(&&method[..end]) || is_memory && is_to_cpu(&method[..end], &method[end..]) {
                 return true;
             }
             rest = &method[end..];
@@ -184,6 +213,18 @@ pub(super) fn is_to_cpu(method: &str, arguments: &str) -> bool {
 /// Whether a statement copies a value to the GPU, and may go on to work on it: `.cuda()`, or `.to()` of a device.
 pub(crate) fn moves_to_device(text: &str) -> bool {
     let value = assigned(text).map_or(text, |(.., value)| value);
+    // Each value of a dict, a list or a tuple.
+    let inner = [('{', '}'), ('[', ']')].into_iter().find_map(|(open, close)| {
+        let inner = value.strip_prefix(open)?.strip_suffix(close)?;
+        (closing(value) == Some(value.len())).then_some(inner)
+    });
+    if let Some(inner) = inner {
+        let value_of = |it: &str| match it.strip_prefix("\"\":") {
+            Some(value) => value.trim().to_owned(),
+            None => it.to_owned(),
+        };
+        return parts(inner, ',').into_iter().any(|it| moves_to_device(&value_of(it)));
+    }
     let is_device = |it: &str| it == "\"\"" || ["device", "cuda", "gpu"].iter().any(|word| it.contains(word));
     let mut calls = value.match_indices('(').filter_map(|(at, _)| Some((at, closing(&value[at..])?)));
     calls.any(|(at, end)| {
@@ -261,6 +302,15 @@ pub(super) fn leaves_all(expression: &str) -> bool {
         || MEASURES.iter().any(|it| expression.starts_with(&format!("{it}(")))
 }
 
+/// Whether the result of a whole expression has no graph: `model(x).argmax(1)`, `float(loss)`.
+pub(super) fn ends_graph(expression: &str) -> bool {
+    let of_call = last_call(expression);
+    let is_last =
+        of_call.is_some_and(|(receiver, name)| !receiver.is_empty() && WITHOUT_GRAPH.contains(&name));
+    let measures = |(receiver, name): (&str, &str)| receiver.is_empty() && MEASURES.contains(&name);
+    is_last || of_call.is_some_and(measures) || expression.trim().ends_with(".data")
+}
+
 /// Behind the bracket that closes the first one.
 pub(super) fn closing(text: &str) -> Option<usize> {
     let mut depth = 0_i32;
@@ -296,6 +346,7 @@ mod tests {
             "self.a = torch.rand(n).log().to(device)",
             "x = load(path).cuda()",
             "x = y.to(\"\")",
+            "all = {\"\": self.obs[:n].to(device).float(), \"\": n}",
         ] {
             assert!(moves_to_device(text), "{text}");
         }
