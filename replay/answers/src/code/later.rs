@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::Line;
 use super::containers::put;
-use super::follow::EMPTY;
+use super::follow::{DEEPEST, EMPTY};
 use super::hooks::HOOKS;
 use super::keeper::{Found, How, Keeper};
 use super::statements::{Function, Statement, Statements};
@@ -13,6 +13,8 @@ use super::text::{added, assigned, calls, carries_any, carries_graph, ends_graph
 
 /// What a program does to tensors, and not to numbers.
 const AS_TENSORS: [&str; 7] = [".item(", "stack(", "torch.cat(", ".cpu(", ".detach(", ".numpy(", ".tolist("];
+/// Begins a backward pass, or decides whether there may be one.
+const BACKWARD: [&str; 3] = ["backward(", "autograd.grad(", "set_grad_enabled("];
 /// Writes out a copy of a tensor for each item.
 const REPEATS: [&str; 3] = [".repeat(", "repeat_interleave(", ".tile("];
 /// Joins what a list has.
@@ -105,6 +107,18 @@ pub(super) fn unused_graph(
     None
 }
 
+/// Whether a function, or one of this file that it calls, begins a backward pass or decides about gradients.
+pub(super) fn begins_backward(statements: &Statements, function: &Function<'_>, depth: usize) -> bool {
+    let decides = |it: &Statement| BACKWARD.iter().any(|word| it.text.contains(word));
+    let called = || function.body.iter().flat_map(|it| calls(&it.text)).map(|(name, _)| name);
+    function.body.iter().any(|it| decides(it))
+        || depth < DEEPEST
+            && called().any(|name| {
+                let of = statements.function_named(name);
+                of.is_some_and(|of| begins_backward(statements, &of, depth + 1))
+            })
+}
+
 /// Whether another caller in this file begins a backward pass with what a function returns.
 pub(super) fn is_differentiated(statements: &Statements, function: &str) -> bool {
     let is_call = |it: &&Statement| {
@@ -167,7 +181,7 @@ pub(super) fn backward_of_caller(
             pairs.any(|(target, value)| target == container && EMPTY.iter().any(|it| value.starts_with(it)))
         })
     };
-    let is_returned = |it: &&Statement| it.text.starts_with("return ") && carries_any(&it.text, container);
+    let is_returned = |it: &&Statement| it.text.starts_with("return ") && carries_graph(&it.text, container);
     if !function.body.iter().any(|it| is_made(&it)) || !function.body.iter().any(|it| is_returned(&it)) {
         return None;
     }
@@ -228,6 +242,7 @@ pub(super) fn joined_list(statements: &Statements, line: u32) -> Option<(String,
 
 #[cfg(test)]
 mod tests {
+    use super::super::follow::keeper;
     use super::*;
 
     fn graph(text: &str) -> Graph {
@@ -250,6 +265,64 @@ mod tests {
         assert_eq!(graph("def best(x):\n    return net(x).argmax(1)  # here\n"), Graph::Unused);
     }
 
+    fn kept(text: &str, lines: &[(&str, u32)]) -> Keeper {
+        let statements = Rc::new(Statements::of(text));
+        let lines: Vec<Line> =
+            lines.iter().map(|(name, at)| ((*name).to_owned(), "/a.py".to_owned(), *at)).collect();
+        keeper(&lines, |_| Some(statements.clone())).expect("a keeper")
+    }
+
+    #[test]
+    fn what_is_written_runs_with_what_the_program_does_later() {
+        let list = "loss = f(x)\nall.append(loss)\nprint(f'{torch.stack(all).mean()}')\n";
+        assert_eq!(
+            kept(list, &[("f", 1)]).instead(true),
+            "at a.py:2, write `all.append(loss.detach())`",
+            "a number cannot be stacked"
+        );
+        let total = "def run(x):\n    for i in n:\n        w = w + (g(x, i) - h(x))\n    return w.view(2)\n";
+        assert_eq!(
+            kept(total, &[("run", 3)]).instead(true),
+            "at a.py:3, write `w = w + (g(x, i) - h(x)).detach()`"
+        );
+        let record = "def forward(self, x):\n    y = self.net(x)\n    return {\"y\": y}\n\ndef run():\n    for x in data:\n        all.append(model(x))\n";
+        assert_eq!(
+            kept(record, &[("forward", 2), ("run", 7)]).instead(true),
+            "at a.py:7, keep only the values that you use later, `.detach().cpu()` of each tensor"
+        );
+    }
+
+    #[test]
+    fn two_states_that_one_call_carries_on_are_both_named() {
+        let text = "def step(self, loss):\n    for i, g in enumerate(grads(loss)):\n        self.a[i] = 0.9 * self.a[i] + 0.1 * g\n        self.b[i] = 0.5 * self.b[i] + 0.5 * g\n\ndef main():\n    loss = f(x)\n    own.step(loss)\n";
+        assert_eq!(
+            kept(text, &[("main", 7)]).instead(true),
+            "at a.py:3, write `self.a[i] = 0.9 * self.a[i] + 0.1 * g.detach()`; the same at 4"
+        );
+    }
+
+    #[test]
+    fn a_hook_that_nothing_removes_keeps_an_object_that_is_made_anew() {
+        let text = "class Fault:\n    def __init__(self, net):\n        self.build(net)\n        self.hook(net)\n    def build(self, net):\n        self.masks[net] = rand(net)\n    def hook(self, net):\n        net.register_forward_hook(self.make(net))\n";
+        let lines = [("Fault.build", 6), ("Fault.__init__", 3)];
+        let found = kept(text, &lines);
+        assert_eq!((found.how, found.line, found.value.as_str()), (How::Hook, 8, "self.masks"));
+        let removed = format!("{text}    def close(self):\n        self.handle.remove()\n");
+        assert_eq!(kept(&removed, &lines).how, How::Entry);
+        let handle = text.replace("net.register", "self.handle = net.register");
+        assert_eq!(kept(&handle, &lines).how, How::Entry);
+        assert_eq!(kept(text, &lines[..1]).how, How::Entry, "one object has it all");
+    }
+
+    #[test]
+    fn what_a_caller_differentiates_is_needed_until_then() {
+        let text = "def parts(x):\n    all = []\n    for i in n:\n        row = f(x, i)\n        all.append(row)\n    return torch.cat(all)\n\ndef update(x):\n    y = parts(x)\n    loss = y.mean()\n    loss.backward()\n";
+        let lines = [("parts", 4), ("update", 9)];
+        assert_eq!(kept(text, &lines).backward.as_deref(), Some("update"));
+        assert_eq!(kept(&text.replace("loss.backward()", "log(loss)"), &lines).backward, None);
+        assert_eq!(kept(&text.replace("return torch.cat(all)", "return len(all)"), &lines).backward, None);
+    }
+
     #[test]
     fn a_function_that_training_calls_needs_its_graph() {
         let text = "def infer(x):\n    return net(x)\n\ndef step(x):\n    y = infer(x)\n    loss = f(y)\n    loss.backward()\n\ndef check(x):\n    return infer(x)\n";
@@ -265,6 +338,15 @@ mod tests {
         assert_eq!(loads_copy(&Statements::of(text), 2), Some(3));
         assert_eq!(loads_copy(&Statements::of(&text.replace(".to(device)", ".cpu()")), 2), None);
         assert_eq!(loads_copy(&Statements::of(&text.replace("(w)", "(other)")), 2), None);
+    }
+
+    #[test]
+    fn a_function_begins_the_backward_passes_of_those_that_it_calls() {
+        let text = "def pull(x):\n    return torch.autograd.grad(f(x), x)\n\ndef sample(x):\n    x = x - pull(x)\n    return x\n\ndef show(x):\n    return g(x)\n";
+        let statements = Statements::of(text);
+        let begins =
+            |name| begins_backward(&statements, &statements.function_named(name).expect("a function"), 0);
+        assert!(begins("sample") && begins("pull") && !begins("show"));
     }
 
     #[test]

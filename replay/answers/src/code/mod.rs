@@ -68,9 +68,7 @@ impl Sources {
         for (function, name, line) in lines {
             let statements = self.statements(name)?;
             let (_, own) = statements.function_at(*line)?;
-            let words = ["backward(", "autograd.grad(", "set_grad_enabled("];
-            let decides = |it: &Statement| words.iter().any(|word| it.text.contains(word));
-            if is_without_graph(&statements, *line) || own.body.iter().any(|it| decides(it)) {
+            if is_without_graph(&statements, *line) || later::begins_backward(&statements, &own, 0) {
                 return None;
             }
             let Some(head) = own.head else { continue };
