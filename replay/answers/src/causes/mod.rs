@@ -19,6 +19,7 @@ pub(crate) mod another_pool;
 mod caught_errors;
 mod child_contexts;
 mod copied_weights;
+mod copied_weights;
 mod dense_embedding;
 mod double_width;
 mod earlier_model;
@@ -69,6 +70,7 @@ pub const CAUSES: &[Cause] = &[
     another_pool::IDLE,
     caught_errors::CAUSE,
     child_contexts::CAUSE,
+    copied_weights::CAUSE,
     copied_weights::CAUSE,
     dense_embedding::CAUSE,
     double_width::CAUSE,
