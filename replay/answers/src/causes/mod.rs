@@ -55,6 +55,7 @@ mod uneven_devices;
 mod untaken_checkpointing;
 mod unused_gradients;
 mod unused_graph;
+mod unused_graph;
 mod upcast_logits;
 mod weights_beyond_card;
 mod whole_result;
@@ -114,6 +115,7 @@ pub const CAUSES: &[Cause] = &[
     untaken_checkpointing::CAUSE,
     unused_gradients::CAUSE,
     unused_gradients::KEPT,
+    unused_graph::CAUSE,
     unused_graph::CAUSE,
     upcast_logits::CAUSE,
     weights_beyond_card::CAUSE,

@@ -11,6 +11,8 @@ use gputrace_trace::words::{bytes, count};
 
 /// The graph is this part at least of what was held: one in so many.
 const LEAST: u64 = 4;
+/// A graph keeps this part at least of what its model made since: one in so many.
+const KEPT: u64 = 3;
 /// Fewer blocks are no graph of a model.
 const LEAST_BLOCKS: u64 = 4;
 
@@ -32,6 +34,14 @@ fn find(facts: &Facts<'_>) -> Option<Case> {
     let unused = facts.holders().filter(is_kept);
     let unused = unused.filter_map(|holder| Some((holder, facts.sources.unused_graph(&holder.own)?)));
     let unused: Vec<(&Holder, String)> = unused.collect();
+    let (most, _) = unused.first()?;
+    let sum = unused.iter().fold(0_u64, |sum, (holder, _)| sum.saturating_add(holder.bytes.0));
+    let blocks: u64 = unused.iter().map(|(holder, _)| holder.blocks).sum();
+    // Without a graph, most of what the model made since would be gone.
+    let has_graph = most.kept_since.saturating_mul(KEPT) >= most.worked_since && blocks >= LEAST_BLOCKS;
+    if !has_graph || sum.saturating_mul(LEAST) < held.bytes.0 || !facts.growing().is_empty() {
+        return None;
+    }
     let calls: BTreeSet<&str> = unused.iter().map(|(_, call)| call.as_str()).collect();
     let calls = calls.into_iter().collect::<Vec<_>>().join(", ");
     Some(Case {
