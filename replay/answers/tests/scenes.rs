@@ -401,7 +401,7 @@ fn what_captures_leave_in_their_pools_is_no_side_stream_s() {
         scene += &give_back(n as usize, 3);
     }
     let told = told(&scene);
-    assert!(told.contains("a private pool for each input shape"), "{told}");
+    assert!(told.contains("CUDA graphs that share no pool"), "{told}");
     assert!(!told.contains("side stream"), "{told}");
 }
 

@@ -29,8 +29,8 @@ pub(super) const ALIKE: Cause = Cause {
     find: |facts| find(facts, true),
 };
 
-/// Pools are of one size if each has this part of the largest: three quarters.
-const ALIKE_PART: (u64, u64) = (3, 4);
+/// Pools are of one size if each has this part of the largest: seven eighths.
+const ALIKE_PART: (u64, u64) = (7, 8);
 
 /// The pools of the graphs that one line captured.
 #[derive(Default)]

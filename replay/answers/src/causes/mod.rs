@@ -82,6 +82,7 @@ pub const CAUSES: &[Cause] = &[
     external_fragmentation::CAUSE,
     external_fragmentation::WITH_ROOM,
     graph_per_shape::ALIKE,
+    graph_per_shape::ALIKE,
     graph_per_shape::CAUSE,
     idle_context::CAUSE,
     idle_memory::CAUSE,
