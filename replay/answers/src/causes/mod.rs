@@ -19,11 +19,10 @@ pub(crate) mod another_pool;
 mod caught_errors;
 mod child_contexts;
 mod copied_weights;
-mod copied_weights;
 mod dense_embedding;
 mod double_width;
 mod earlier_model;
-pub(crate) mod emptied_cache;
+mod emptied_cache;
 mod evaluation_with_gradients;
 pub(crate) mod external_fragmentation;
 pub mod facts;
@@ -55,7 +54,6 @@ mod uneven_devices;
 mod untaken_checkpointing;
 mod unused_gradients;
 mod unused_graph;
-mod unused_graph;
 mod upcast_logits;
 mod weights_beyond_card;
 mod whole_result;
@@ -72,7 +70,6 @@ pub const CAUSES: &[Cause] = &[
     caught_errors::CAUSE,
     child_contexts::CAUSE,
     copied_weights::CAUSE,
-    copied_weights::CAUSE,
     dense_embedding::CAUSE,
     double_width::CAUSE,
     earlier_model::CAUSE,
@@ -81,7 +78,6 @@ pub const CAUSES: &[Cause] = &[
     evaluation_with_gradients::CAUSE,
     external_fragmentation::CAUSE,
     external_fragmentation::WITH_ROOM,
-    graph_per_shape::ALIKE,
     graph_per_shape::ALIKE,
     graph_per_shape::CAUSE,
     idle_context::CAUSE,
@@ -116,7 +112,6 @@ pub const CAUSES: &[Cause] = &[
     untaken_checkpointing::CAUSE,
     unused_gradients::CAUSE,
     unused_gradients::KEPT,
-    unused_graph::CAUSE,
     unused_graph::CAUSE,
     upcast_logits::CAUSE,
     weights_beyond_card::CAUSE,
