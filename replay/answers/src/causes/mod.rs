@@ -22,7 +22,7 @@ mod copied_weights;
 mod dense_embedding;
 mod double_width;
 mod earlier_model;
-mod emptied_cache;
+pub(crate) mod emptied_cache;
 mod evaluation_with_gradients;
 pub(crate) mod external_fragmentation;
 pub mod facts;
