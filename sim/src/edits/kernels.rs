@@ -5,7 +5,7 @@
 
 use rustc_hash::FxHashSet;
 
-use super::program::{Program, Step};
+use crate::stacks::{StackId, Stacks};
 
 /// The kernel of a convolution.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -27,19 +27,17 @@ impl Kernel {
     }
 }
 
-/// The kernel of each gradient of a step, in their order, where it is a convolution's weight.
-pub(super) fn kernels(program: &Program<'_>, step: &Step) -> Vec<Option<Kernel>> {
-    let stacks = program.stacks();
-    let gradients = || step.gradients.iter().map(|index| &program.tensors[*index]);
+/// The kernel of each of these gradients, by their stacks and bytes, where it is a convolution's weight.
+pub(super) fn kernels(stacks: &Stacks, gradients: &[(StackId, u64)]) -> Vec<Option<Kernel>> {
     let dimensions: Vec<Option<u32>> = stacks.lists.iter().map(|list| dimensions(stacks, list)).collect();
     // Under autocast, a cast makes the gradient, at the place of the convolution. What is shorter is a bias, or too small to matter.
-    let channels: FxHashSet<u64> =
-        gradients().filter(|it| it.bytes <= LONGEST).map(|it| it.bytes / 4).collect();
-    let kernel = |it: &super::program::Tensor| {
-        let dimensions = dimensions.get(it.stack.0 as usize).copied().flatten()?;
-        (it.bytes > LONGEST).then(|| kernel_of(it.bytes / 4, dimensions, &channels)).flatten()
+    let short = gradients.iter().filter(|(_, bytes)| *bytes <= LONGEST);
+    let channels: FxHashSet<u64> = short.map(|(_, bytes)| bytes / 4).collect();
+    let kernel = |(stack, bytes): &(StackId, u64)| {
+        let dimensions = dimensions.get(stack.0 as usize).copied().flatten()?;
+        (*bytes > LONGEST).then(|| kernel_of(bytes / 4, dimensions, &channels)).flatten()
     };
-    gradients().map(kernel).collect()
+    gradients.iter().map(kernel).collect()
 }
 
 /// Bytes of the longest vector that is taken for a norm's or a bias.
@@ -61,7 +59,7 @@ fn kernel_of(elements: u64, dimensions: u32, channels: &FxHashSet<u64>) -> Optio
 }
 
 /// Of a convolution, by the name of its module.
-fn dimensions(stacks: &crate::stacks::Stacks, list: &[u32]) -> Option<u32> {
+fn dimensions(stacks: &Stacks, list: &[u32]) -> Option<u32> {
     let frames = list.iter().filter_map(|frame| stacks.frames.get(*frame as usize));
     frames.filter(|frame| frame.file.ends_with("/torch/nn/modules/conv.py")).find_map(|frame| {
         let class = frame.name.split('.').next()?;

@@ -181,7 +181,11 @@ fn weights(
     let own = owned(all.clone());
     let is_all = own == all && all.len() == step.gradients.len();
     match optimizer == Optimizer::Adafactor && is_all {
-        true => own.into_iter().zip(kernels(program, step)).collect(),
+        true => {
+            let gradients = step.gradients.iter().map(|index| &program.tensors[*index]);
+            let gradients: Vec<_> = gradients.map(|it| (it.stack, it.bytes)).collect();
+            own.into_iter().zip(kernels(program.stacks(), &gradients)).collect()
+        }
         false => own.into_iter().map(|bytes| (bytes, None)).collect(),
     }
 }
