@@ -15,19 +15,14 @@ use super::later;
 use super::records::{is_call_of_several, is_container, several};
 use super::statements::{Function, Statement, Statements};
 use super::text::{
-    added, arguments_have, assigned, calls, carries, carries_any, is_joined, is_of_views, is_word,
-    leaves_all, parts, words,
+    DEEPEST, EMPTY, added, arguments_have, assigned, calls, carries, carries_any, is_joined, is_of_views,
+    is_word, leaves_all, parts, words,
 };
 
 /// Decorators that keep what a function returns (functools, cachetools, joblib).
 const MEMOIZES: [&str; 5] = ["lru_cache", "cache", "cached", "memoize", "cachedmethod"];
 /// What runs a model's layers.
 const MODELS: [&str; 2] = ["def forward(", "def __call__("];
-/// Makes a container.
-pub(super) const EMPTY: [&str; 8] =
-    ["[]", "{}", "list()", "dict()", "set()", "deque(", "defaultdict(", "OrderedDict("];
-/// Functions that a value is followed into, one from another.
-pub(super) const DEEPEST: usize = 2;
 
 /// What keeps the memory that a stack requested: its lines of the program's own, innermost first.
 pub(super) fn keeper(lines: &[Line], file: impl Fn(&str) -> Option<Rc<Statements>>) -> Option<Keeper> {

@@ -1,17 +1,10 @@
 //! What functions keep that the program registers as hooks of modules and tensors.
 
-use super::follow::{DEEPEST, Start, Walk};
+use super::follow::{Start, Walk};
 use super::keeper::{Found, How};
 use super::statements::Statements;
-use super::text::{assigned, parts};
+use super::text::{DEEPEST, HOOKS, assigned, parts};
 
-/// What calls a function beside a module's own code.
-pub(super) const HOOKS: [&str; 4] = [
-    "register_forward_hook(",
-    "register_forward_pre_hook(",
-    "register_full_backward_hook(",
-    "register_hook(",
-];
 /// What functions that the file registers as hooks keep of their arguments, each statement once.
 pub(super) fn of_hooks(statements: &Statements) -> Vec<Found> {
     let mut all: Vec<Found> = vec![];

@@ -5,11 +5,12 @@ use std::rc::Rc;
 
 use super::Line;
 use super::containers::put;
-use super::follow::{DEEPEST, EMPTY};
-use super::hooks::HOOKS;
 use super::keeper::{Found, How, Keeper};
 use super::statements::{Function, Statement, Statements};
-use super::text::{added, assigned, calls, carries_any, carries_graph, ends_graph, is_word, parts, words};
+use super::text::{
+    DEEPEST, EMPTY, HOOKS, added, assigned, calls, carries_any, carries_graph, ends_graph, is_word, parts,
+    words,
+};
 
 /// What a program does to tensors, and not to numbers.
 const AS_TENSORS: [&str; 7] = [".item(", "stack(", "torch.cat(", ".cpu(", ".detach(", ".numpy(", ".tolist("];
@@ -110,10 +111,11 @@ pub(super) fn unused_graph(
 /// Whether a function, or one of this file that it calls, begins a backward pass or decides about gradients.
 pub(super) fn begins_backward(statements: &Statements, function: &Function<'_>, depth: usize) -> bool {
     let decides = |it: &Statement| BACKWARD.iter().any(|word| it.text.contains(word));
-    let called = || function.body.iter().flat_map(|it| calls(&it.text)).map(|(name, _)| name);
+    let called: BTreeSet<&str> =
+        function.body.iter().flat_map(|it| calls(&it.text)).map(|(name, _)| name).collect();
     function.body.iter().any(|it| decides(it))
         || depth < DEEPEST
-            && called().any(|name| {
+            && called.into_iter().any(|name| {
                 let of = statements.function_named(name);
                 of.is_some_and(|of| begins_backward(statements, &of, depth + 1))
             })

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::follow::DEEPEST;
 use super::statements::{Function, Statements};
-use super::text::{assigned, calls, is_word, last_call, parts, words};
+use super::text::{DEEPEST, assigned, calls, is_word, last_call, parts, words};
 
 /// Methods of tensors: a function of the program that is called so is another one.
 const OF_TENSORS: [&str; 9] = ["detach", "cpu", "item", "clone", "mean", "sum", "to", "float", "half"];

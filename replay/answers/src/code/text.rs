@@ -1,5 +1,18 @@
 //! What an expression of Python is made of, by its text: names, calls, arguments, and what its methods leave of a value.
 
+/// Makes a container.
+pub(super) const EMPTY: [&str; 8] =
+    ["[]", "{}", "list()", "dict()", "set()", "deque(", "defaultdict(", "OrderedDict("];
+/// Functions that a value is followed into, one from another.
+pub(super) const DEEPEST: usize = 2;
+/// What calls a function beside a module's own code.
+pub(super) const HOOKS: [&str; 4] = [
+    "register_forward_hook(",
+    "register_forward_pre_hook(",
+    "register_full_backward_hook(",
+    "register_hook(",
+];
+
 /// Methods that add to a container.
 const ADDS: [&str; 9] =
     ["append", "extend", "insert", "add", "appendleft", "put", "put_nowait", "push", "setdefault"];
