@@ -4,6 +4,7 @@
 //! are therefore a tree of calls. From its root down, a line that calls modules of the same class more than once is a loop over layers. Where
 //! nearly all of what they keep is kept by modules that they call in loops themselves, as the blocks of a network's stages, those are the layers.
 
+use std::iter;
 use std::ops::Range;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -40,7 +41,7 @@ pub(super) fn of(stacks: &Stacks, of: &[StackId], kept: &[u64]) -> Vec<Loop> {
     let known: Vec<usize> = (0..of.len()).filter(|at| of[*at] != StackId::NONE).collect();
     let frames = known.iter().map(|at| super::layers::frames(stacks, of[*at]).collect()).collect();
     let forward = Forward { stacks, frames, kept: known.iter().map(|at| kept[*at]).collect() };
-    let mut found = forward.below(&[vec![0..known.len()]], 0);
+    let mut found = forward.below(&[iter::once(0..known.len()).collect()], 0);
     forward.add_single(&mut found);
     let numbered = (0..).zip(found);
     let mut layers: Vec<(usize, u32, Run)> = numbered
@@ -308,7 +309,7 @@ impl Forward<'_> {
             let end = (start + 1..self.frames.len()).find(|at| own.is_none() || single(*at) != own);
             let end = end.unwrap_or(self.frames.len());
             if let Some((class, caller)) = own {
-                let calls = self.calls(&[vec![start..end]], caller.len()).remove(0);
+                let calls = self.calls(&[iter::once(start..end).collect()], caller.len()).remove(0);
                 found.push((class, calls));
             }
             start = end;

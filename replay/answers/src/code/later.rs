@@ -184,7 +184,7 @@ pub(super) fn backward_of_caller(
         })
     };
     let is_returned = |it: &&Statement| it.text.starts_with("return ") && carries_graph(&it.text, container);
-    if !function.body.iter().any(|it| is_made(&it)) || !function.body.iter().any(|it| is_returned(&it)) {
+    if !function.body.iter().any(is_made) || !function.body.iter().any(is_returned) {
         return None;
     }
     let is_of = |(_, name, line): &Line| {
@@ -197,7 +197,7 @@ pub(super) fn backward_of_caller(
         let (own, of) = statements.function_at(*line)?;
         let is_later = |it: &&Statement| it.lines.0 > own.lines.1 && it.text.contains(".backward(");
         let last = function.rsplit('.').next().unwrap_or_default();
-        (of.head.is_some() && of.body.iter().any(|it| is_later(&it))).then(|| last.to_owned())
+        (of.head.is_some() && of.body.iter().any(is_later)).then(|| last.to_owned())
     })
 }
 
