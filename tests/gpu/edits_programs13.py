@@ -622,8 +622,8 @@ def latents(edits):
     print(f"spread of what was drawn {x.std().item():.3f}")
 
 
-# Subtitles of what is said: a Speech2Text of transformers, clips are filled up to the longest, bands and times are hidden, Adam with a
-# rate that rises and then falls slowly, gradients that are set to zero and kept.
+# Subtitles: the Speech2Text of transformers on clips padded to the longest, with masked bands and times. Adam, a warm-up and a slow decay of
+# the rate, and gradients that are zeroed and kept.
 
 
 class Said(Dataset):

@@ -54,8 +54,8 @@ pub(super) fn has_untrained(program: &Program<'_>) -> bool {
     all.saturating_sub(trained) > all / 20
 }
 
-/// Gradients that are freed with each step (`set_to_none=True`). Where `zero_grad` runs does not show while it only writes zeros: most programs
-/// call it after the step or before the forward pass, some just before the backward pass, and there gradients are held the longest.
+/// Gradients that are freed with each step (`set_to_none=True`). A trace does not show where `zero_grad` runs while it only
+/// writes zeros. Most programs call it after the step or before the forward pass. Some do just before the backward pass, and hold gradients longest.
 ///
 /// # Errors
 /// The gradients of later steps are not to be found.

@@ -82,7 +82,7 @@ fn at_failure(facts: &Facts<'_>) -> Option<Case> {
 }
 
 /// Whether as much lies unused as a failed request was for, and a good part of what is reserved: a fault of its own beside what grows.
-pub(super) fn is_fault(facts: &Facts<'_>) -> bool {
+fn is_fault(facts: &Facts<'_>) -> bool {
     let Some(Failure::Torch(_, error)) = facts.failure else { return false };
     let unused = error.reserved.0.saturating_sub(error.allocated.0);
     let asked = error.requested.unwrap_or(error.bytes);
@@ -93,12 +93,11 @@ pub(super) fn is_fault(facts: &Facts<'_>) -> bool {
 /// has requests that failed before, and that the program could do without.
 fn in_pieces(facts: &Facts<'_>) -> Option<Case> {
     let Failure::Torch(_, error) = facts.failure? else { return None };
-    let asked = error.requested.unwrap_or(error.bytes);
     let unused = Bytes(error.reserved.0.saturating_sub(error.allocated.0));
+    let asked = error.requested.unwrap_or(error.bytes);
     let needed = Bytes(error.allocated.0.saturating_add(asked.0));
-    // With the whole of it in one piece, little more would have been needed.
-    let is_most = unused.0.saturating_mul(2) >= error.reserved.0 && unused.0.saturating_mul(2) >= asked.0;
-    if !is_most || asked >= error.reserved || facts.remedy().is_some() || !facts.growing().is_empty() {
+    let is_most = is_fault(facts) && unused.0.saturating_mul(2) >= error.reserved.0;
+    if !is_most || facts.remedy().is_some() || !facts.growing().is_empty() {
         return None;
     }
     Some(Case {
@@ -110,7 +109,7 @@ fn in_pieces(facts: &Facts<'_>) -> Option<Case> {
         ),
         site: facts.site(error.site),
         bytes: unused,
-        sure: "certain of the pieces; whether a setting serves it, a replay could not show".into(),
+        sure: "certain of the pieces; a replay could not show whether a setting helps".into(),
         fix: Fix::words(
             "try `PYTORCH_ALLOC_CONF=expandable_segments:True`; `del` large tensors as early as possible, and pad batches to a few sizes",
             "",

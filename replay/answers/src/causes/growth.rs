@@ -54,6 +54,10 @@ const fn cause(name: &'static str, needs: &'static str, against: &'static str) -
 
 /// What is shared goes when all have let go of it.
 pub(crate) const KEPT_BY_ANOTHER: &str = "copy the tensor in the other process and `del` the received one, then call `torch.cuda.ipc_collect()` here";
+/// Why an inner function that calls itself keeps what it uses.
+pub(super) const CLOSURE: &str = "by the source, the inner function and its own name refer to each other";
+/// What ends that.
+pub(super) const OF_CLOSURE: &str = "set the inner function's name to `None` once it has run";
 /// Each is made of the one before.
 const JOINED: &str = "each block is larger than all before, which are freed";
 /// What is known of the memory says how.
@@ -293,7 +297,7 @@ const KEEPERS: &[Keeper] = &[
         ),
         claims: |_, grown| grown.holder.is_some_and(|it| it.rising_sizes >= RISING && it.sizes.len() <= 2),
         why: JOINED,
-        fix: "concatenate once (`torch.cat(parts)`, with the parts on the CPU), or write into one preallocated tensor; if it need not be whole, drop the oldest part",
+        fix: "concatenate once (`torch.cat(parts)`, with the parts on the CPU), or write into one preallocated tensor; if you do not need all of it, drop the oldest part",
     },
     Keeper {
         cause: cause(
@@ -302,8 +306,8 @@ const KEEPERS: &[Keeper] = &[
             "functions outside others, and methods",
         ),
         claims: |facts, grown| kept(facts, grown).is_some_and(|it| it.how == How::Closure),
-        why: "by the source, the inner function and its own name refer to each other",
-        fix: "set the inner function's name to `None` once it has run",
+        why: CLOSURE,
+        fix: OF_CLOSURE,
     },
     Keeper {
         cause: cause(

@@ -9,7 +9,7 @@ use gputrace_schemas::event::Bytes;
 use super::activations_beyond_card::is_activation;
 use super::facts::called_at;
 use super::one_request::moves_data;
-use super::{Case, Cause, Facts, Failure, Fix, Kind, earlier_model};
+use super::{Case, Cause, Facts, Failure, Fix, Kind, earlier_model, growth};
 use crate::code::{How, Keeper};
 use gputrace_analyse::held::{HeldAt, Holder, Sign};
 use gputrace_analyse::holdings::{Holding, Purpose};
@@ -54,6 +54,8 @@ pub(super) const fn cause(name: &'static str, needs: &'static str, against: &'st
     Cause { name, kind: Kind::Beyond, needs, against, find: |_| None }
 }
 
+/// The name of what no loop collects.
+const GARBAGE: &str = "tensors that wait for Python's garbage collector (reference cycle)";
 /// What the rows of a loop's graph have in common: the backward passes tell them apart.
 const GRAPH_NEEDS: &str = "blocks that a model allocates in each iteration of a loop, several in each, and that are all freed together";
 
@@ -273,7 +275,7 @@ const REMEDIES: &[Remedy] = &[
     Remedy {
         purpose: Purpose::Collected,
         cause: cause(
-            "tensors that wait for Python's garbage collector (reference cycle)",
+            GARBAGE,
             "blocks of one call stack that were allocated one by one and held together, and by the program's source an inner function that calls itself uses them",
             "functions outside others, and methods",
         ),
@@ -290,7 +292,7 @@ const REMEDIES: &[Remedy] = &[
             )
         },
         sure: "likely: by the source, the inner function and its own name refer to each other",
-        fix: "set the inner function's name to `None` once it has run",
+        fix: growth::OF_CLOSURE,
     },
     Remedy {
         purpose: Purpose::Collected,
@@ -662,7 +664,7 @@ fn case(facts: &Facts<'_>, held: &HeldAt, holding: &Holding, remedy: &Remedy) ->
     };
     let holder = facts.holders().find(|holder| holder.site == holding.site);
     // No loop collects what waits for the collector.
-    let is_garbage = remedy.cause.name.contains("garbage collector");
+    let is_garbage = remedy.cause.name == GARBAGE;
     let site = match (holding.purpose, holding.called.split_once(", called from ")) {
         (Purpose::Collected, _) if !is_garbage => {
             format!("{}, collected by {}", facts.site(holding.site), holding.called)

@@ -313,7 +313,7 @@ impl<'a> Walk<'a> {
                 (walk.kept, walk.more) = (Some(found), more);
             }
         }
-        // What a function that refers to itself uses is kept until the collector runs, whoever else has given it up.
+        // A function that refers to itself keeps what it uses until the collector runs, even if nothing else does.
         if let Some(found) = walk.closure(statements) {
             walk.kept = Some(found);
         }

@@ -180,7 +180,7 @@ impl Keeper {
             How::Hook => {
                 let container = &self.value;
                 format!(
-                    "keep the handle that {at} throws away, and call `handle.remove()` when you are done with the object: the hook refers to `self`, and so to `{container}`"
+                    "{at} discards the hook's handle: keep it, and call `handle.remove()` when you are done with the object. The hook refers to `self`, and so to `{container}`"
                 )
             }
             How::Carried => match self.with_less(has_graph) {
